@@ -1,0 +1,24 @@
+"""Every error a user can meet. The message names the file, tensor, field or flag, and says what to do.
+
+The command line turns `InputError` into exit code 2 (misuse) and any other `ProlepsisError` into exit code 1.
+"""
+
+
+class ProlepsisError(Exception):
+    """Something failed although the request was sound."""
+
+
+class InputError(ProlepsisError):
+    """What was asked for cannot be done: a bad file, flag, field or prompt."""
+
+
+class ModelFileError(InputError):
+    """A model file is missing, damaged, or of a kind this version does not read."""
+
+
+class SegmentError(InputError):
+    """Coded KV is truncated, damaged, foreign, of a newer version, or belongs to another model."""
+
+
+class CapacityError(ProlepsisError):
+    """The KV pool has no free block left for what was asked."""

@@ -1,7 +1,7 @@
 """Which CPU instructions the compiled kernels may use.
 
-x86 instructions that LLVM cannot lower to anything else (gather, expand, vpdpbusd) abort the process at compile time
-on a CPU that lacks them, so a kernel asks here *before* it compiles, and takes its generic form otherwise.
+x86 instructions that LLVM cannot lower to anything else (gather, expand, vpdpbusd) abort the process at compile
+time on a CPU that lacks them, so a kernel asks here *before* it compiles, and takes its generic form otherwise.
 """
 
 from functools import cache
@@ -15,8 +15,8 @@ def features() -> frozenset[str]:
     """Names of the features Numba compiles for, as LLVM spells them ("avx2", "avx512f", "avx512vnni", ...).
 
     Follows Numba's own overrides: `NUMBA_CPU_FEATURES` ("+avx2,-avx512f") replaces what the host reports and
-    `NUMBA_ENABLE_AVX=0` removes every AVX feature. `NUMBA_CPU_NAME` alone stands for a CPU about which nothing is known:
-    the empty set, so that kernels take their generic form.
+    `NUMBA_ENABLE_AVX=0` removes every AVX feature. `NUMBA_CPU_NAME` alone stands for a CPU about which nothing
+    is known: the empty set, so that kernels take their generic form.
     """
     if config.CPU_FEATURES is not None:
         listed = config.CPU_FEATURES

@@ -22,3 +22,7 @@ class SegmentError(InputError):
 
 class CapacityError(ProlepsisError):
     """The KV pool has no free block left for what was asked."""
+
+
+class IntegrityError(ProlepsisError):
+    """An internal invariant is broken: a fault of Prolepsis itself, found before it could return a wrong result."""

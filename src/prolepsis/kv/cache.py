@@ -1,0 +1,162 @@
+"""The paged KV cache: the bytes of every block, in every layer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.errors import InputError, IntegrityError
+from prolepsis.kv.block_pool import BlockPool
+from prolepsis.kv.block_table import BlockTable
+
+DTYPES = ("bf16", "fp16")
+_BYTES_PER_VALUE = 2
+
+
+class PagedKVCache:
+    """K and V of every layer in fixed-size blocks, as 16-bit patterns.
+
+    `k[layer]` and `v[layer]` are uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `dtype` says how to read the
+    bits. Each of K and V is one allocation of zeroed memory that the operating system supplies as it is first touched,
+    so an unused pool costs address space only.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        dtype: str = "bf16",
+    ) -> None:
+        """Raises InputError for a dtype other than bf16 and fp16, or a size below 1."""
+        if dtype not in DTYPES:
+            raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+        shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
+        if min(shape) < 1:
+            raise InputError(f"every size of a KV cache must be at least 1: layers, blocks, heads, block, dim = {shape}")
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.block_size = block_size
+        self.dtype = dtype
+        self.k: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+        self.v: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+        self.pool = BlockPool(num_blocks)
+
+    @classmethod
+    def from_budget(
+        cls,
+        budget_bytes: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: str = "bf16",
+    ) -> Self:
+        """The largest cache within `budget_bytes`. Raises InputError if not even one block fits."""
+        num_blocks = cls.num_blocks_for(budget_bytes, num_layers, num_kv_heads, head_dim, block_size)
+        return cls(num_layers, num_kv_heads, head_dim, block_size, num_blocks, dtype)
+
+    @staticmethod
+    def num_blocks_for(
+        budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> int:
+        """Blocks that fit in `budget_bytes`: 2 (K, V) x layers x KV heads x head dim x bytes per value x tokens each.
+
+        Raises InputError if not even one fits.
+        """
+        block_bytes = 2 * num_layers * num_kv_heads * head_dim * _BYTES_PER_VALUE * block_size
+        if budget_bytes < block_bytes:
+            raise InputError(
+                f"a KV cache budget of {budget_bytes} bytes holds no block; "
+                f"one block of {block_size} tokens takes {block_bytes} bytes"
+            )
+        return budget_bytes // block_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes one token takes in all layers, K and V together."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES_PER_VALUE
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool when every block has been touched."""
+        return self.k.nbytes + self.v.nbytes
+
+    def new_table(self) -> BlockTable:
+        """An empty sequence in this cache."""
+        return BlockTable(self.pool, self.block_size)
+
+    def read(self, table: BlockTable, start: int, stop: int) -> NDArray[np.uint16]:
+        """Copy the tokens `start .. stop - 1` out.
+
+        Returns uint16 [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous. Raises IndexError outside the
+        tokens the table holds.
+        """
+        table.require_range(start, stop)
+        shape = (self.num_layers, 2, stop - start, self.num_kv_heads, self.head_dim)
+        values = np.empty(shape, dtype=np.uint16)
+        for block, inside, outside in _spans(table, start, stop):
+            for index, pool in enumerate((self.k, self.v)):
+                values[:, index, outside] = pool[:, block, :, inside].swapaxes(1, 2)
+        return values
+
+    def write(self, table: BlockTable, start: int, values: NDArray[np.uint16]) -> None:
+        """The inverse of `read`: put uint16 [layers, 2, tokens, kv_heads, head_dim] at the tokens from `start` on.
+
+        The table must already hold those tokens (`append`), in blocks that no other sequence holds: IndexError,
+        IntegrityError otherwise, and ValueError for another shape or dtype; nothing has then been written.
+        """
+        self._require_shape(values)
+        stop = start + values.shape[2]
+        table.require_range(start, stop)
+        spans = list(_spans(table, start, stop))
+        for block, _, _ in spans:
+            if self.pool.ref_count(block) > 1:
+                raise IntegrityError(f"a write to block {block} would change {self.pool.ref_count(block)} sequences")
+        for block, inside, outside in spans:
+            for index, pool in enumerate((self.k, self.v)):
+                pool[:, block, :, inside] = values[:, index, outside].swapaxes(1, 2)
+
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks in every layer, (source, destination) each, in order."""
+        for source, destination in pairs:
+            self.k[:, destination] = self.k[:, source]
+            self.v[:, destination] = self.v[:, source]
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Prove that pool and tables are sound and that `tables` are all there is: no block is leaked or over-counted.
+
+        IntegrityError names the first fault.
+        """
+        self.pool.check()
+        holders = [0] * self.pool.num_blocks
+        for table in tables:
+            table.check()
+            for block in table.blocks.tolist():
+                holders[block] += 1
+        for block, count in enumerate(holders):
+            if count != self.pool.ref_count(block):
+                raise IntegrityError(
+                    f"block {block} is held by {count} table(s) but counts {self.pool.ref_count(block)}"
+                )
+
+    def _require_shape(self, values: NDArray[np.uint16]) -> None:
+        expected = (self.num_layers, 2, -1, self.num_kv_heads, self.head_dim)
+        if values.dtype != np.uint16 or values.ndim != 5 or values.shape != (*expected[:2], values.shape[2], *expected[3:]):
+            raise ValueError(f"KV values are {values.dtype} {values.shape}, expected uint16 {expected}")
+
+
+def _spans(table: BlockTable, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
+    """For each block under the tokens `start .. stop - 1`: its number, the slice in it, the slice of the tokens."""
+    size = table.block_size
+    position = start
+    while position < stop:
+        offset = position % size
+        count = min(size - offset, stop - position)
+        outside = position - start
+        yield int(table.blocks[position // size]), slice(offset, offset + count), slice(outside, outside + count)
+        position += count

@@ -1,0 +1,227 @@
+"""What the decoder needs to know about a model, read from GGUF metadata and checked.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, section "LLM". An architecture is one entry
+of `ARCHITECTURES`; nothing else here knows a family by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from prolepsis.errors import ModelFileError
+from prolepsis.model.gguf_file import GGUFFile
+
+RopeStyle = Literal["interleaved", "half"]
+
+MAX_LAYERS = 1_024
+MAX_HEADS = 4_096
+MAX_HEAD_DIM = 4_096
+MAX_WIDTH = 1 << 22
+MAX_CONTEXT = 1 << 31
+
+ROPE_FACTORS_TENSOR = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a family fixes that its metadata does not say.
+
+    `rope_style`: which of a head's values RoPE turns together, in the weights' order of this file format:
+    "interleaved" pairs (2i, 2i + 1), "half" pairs (i, i + dim / 2).
+    """
+
+    rope_style: RopeStyle
+
+
+# llama.cpp's converter permutes the Q and K rows of Llama models so that the pairs of RoPE are neighbours.
+ARCHITECTURES: dict[str, Architecture] = {"llama": Architecture(rope_style="interleaved")}
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
+
+    Pair i of the first `dim` values of a head turns by
+    `position / scaling_factor * theta ** (-2 * i / dim) / frequency_factors[i]` radians.
+    `scaling_factor` is 1.0 unless the file asks for linear scaling (Chen et al. 2023, arXiv:2306.15595);
+    `frequency_factors` is None or has dim / 2 entries (Llama 3.1's long-context scaling, stored by the
+    converter as a tensor).
+    """
+
+    theta: float
+    dim: int
+    style: RopeStyle
+    scaling_factor: float = 1.0
+    frequency_factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shapes and constants of a decoder-only transformer. `max_context` is in tokens."""
+
+    architecture: str
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    max_context: int
+    tied_embeddings: bool
+
+    @staticmethod
+    def from_gguf(file: GGUFFile) -> ModelConfig:
+        """Read and check the configuration of `file`.
+
+        Raises:
+            ModelFileError: the architecture or a RoPE scaling is not supported, or a key is missing,
+                of the wrong type or out of range; the message names the key.
+        """
+        keys = _Keys(file)
+        architecture = keys.text("general.architecture")
+        family = ARCHITECTURES.get(architecture)
+        if family is None:
+            raise keys.fail(
+                f"architecture {architecture!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
+            )
+        prefix = architecture
+        hidden_size = keys.integer(f"{prefix}.embedding_length", MAX_WIDTH)
+        num_heads = keys.integer(f"{prefix}.attention.head_count", MAX_HEADS)
+        num_kv_heads = keys.integer(f"{prefix}.attention.head_count_kv", MAX_HEADS, default=num_heads)
+        if num_heads % num_kv_heads:
+            raise keys.fail(
+                f"{prefix}.attention.head_count = {num_heads} is not a multiple of "
+                f"{prefix}.attention.head_count_kv = {num_kv_heads}"
+            )
+        head_dim = _head_dim(keys, prefix, hidden_size, num_heads)
+        norm_eps = keys.number(f"{prefix}.attention.layer_norm_rms_epsilon")
+        if norm_eps >= 1:
+            raise keys.fail(f"{prefix}.attention.layer_norm_rms_epsilon = {norm_eps}, expected less than 1")
+        _refuse_experts(keys, prefix)
+        return ModelConfig(
+            architecture=architecture,
+            name=keys.text("general.name", default=file.path.stem),
+            vocab_size=_vocab_size(keys, hidden_size),
+            hidden_size=hidden_size,
+            intermediate_size=keys.integer(f"{prefix}.feed_forward_length", MAX_WIDTH),
+            num_layers=keys.integer(f"{prefix}.block_count", MAX_LAYERS),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            norm_eps=norm_eps,
+            rope=_rope(keys, prefix, head_dim, family.rope_style),
+            max_context=keys.integer(f"{prefix}.context_length", MAX_CONTEXT),
+            tied_embeddings="output.weight" not in file.tensors,
+        )
+
+
+class _Keys:
+    """Typed look-ups in a file's metadata whose errors name the file and the key."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+
+    def fail(self, problem: str) -> ModelFileError:
+        return ModelFileError(f"{self.file.path}: {problem}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.file.metadata.get(key, default)
+        if value is None:
+            raise self.fail(f"metadata key {key} is missing")
+        if not isinstance(value, str):
+            raise self.fail(f"{key} = {value!r}, expected a string")
+        return value
+
+    def integer(self, key: str, limit: int, default: int | None = None) -> int:
+        value = self.file.metadata.get(key, default)
+        if value is None:
+            raise self.fail(f"metadata key {key} is missing")
+        if isinstance(value, list):
+            # Some converters write one value a layer; the decoder has one shape for all layers.
+            if not value or any(item != value[0] for item in value):
+                raise self.fail(f"{key} differs between layers, which is not supported")
+            value = value[0]
+        if type(value) is not int or not 1 <= value <= limit:
+            raise self.fail(f"{key} = {value!r}, expected a whole number from 1 to {limit}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.file.metadata.get(key, default)
+        if value is None:
+            raise self.fail(f"metadata key {key} is missing")
+        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+            raise self.fail(f"{key} = {value!r}, expected a positive finite number")
+        return float(value)
+
+
+def _head_dim(keys: _Keys, prefix: str, hidden_size: int, num_heads: int) -> int:
+    key_length, value_length = f"{prefix}.attention.key_length", f"{prefix}.attention.value_length"
+    if key_length in keys.file.metadata:
+        head_dim = keys.integer(key_length, MAX_HEAD_DIM)
+    elif hidden_size % num_heads:
+        raise keys.fail(
+            f"{prefix}.embedding_length = {hidden_size} is not a multiple of "
+            f"{prefix}.attention.head_count = {num_heads}, and {key_length} is missing"
+        )
+    else:
+        head_dim = hidden_size // num_heads
+    if head_dim > MAX_HEAD_DIM:
+        raise keys.fail(f"the head dimension {head_dim} is larger than the supported {MAX_HEAD_DIM}")
+    if keys.integer(value_length, MAX_HEAD_DIM, default=head_dim) != head_dim:
+        raise keys.fail(f"{value_length} differs from the key length {head_dim}, which is not supported")
+    return head_dim
+
+
+def _vocab_size(keys: _Keys, hidden_size: int) -> int:
+    """Rows of the embedding: the number of token ids the model knows, whatever the metadata claims."""
+    embedding = keys.file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise keys.fail("tensor 'token_embd.weight' is missing")
+    if len(embedding.shape) != 2 or embedding.shape[1] != hidden_size:
+        raise keys.fail(f"tensor 'token_embd.weight' has shape {embedding.shape}, expected (vocabulary, {hidden_size})")
+    return embedding.shape[0]
+
+
+def _refuse_experts(keys: _Keys, prefix: str) -> None:
+    key = f"{prefix}.expert_count"
+    if keys.file.metadata.get(key, 0) != 0:
+        raise keys.fail(f"{key} = {keys.file.metadata[key]!r}: mixture-of-experts models are not supported")
+
+
+def _rope(keys: _Keys, prefix: str, head_dim: int, style: RopeStyle) -> RopeConfig:
+    dim_key = f"{prefix}.rope.dimension_count"
+    dim = keys.integer(dim_key, MAX_HEAD_DIM, default=head_dim)
+    if dim % 2 or dim > head_dim:
+        raise keys.fail(f"{dim_key} = {dim}, expected an even number up to the head dimension {head_dim}")
+    scaling_key = f"{prefix}.rope.scaling.type"
+    scaling = keys.text(scaling_key, default="linear")
+    if scaling not in ("none", "linear"):
+        raise keys.fail(f"{scaling_key} = {scaling!r} is not supported; supported: none, linear")
+    factor = 1.0
+    if scaling == "linear":
+        legacy = keys.number(f"{prefix}.rope.scale_linear", default=1.0)
+        factor = keys.number(f"{prefix}.rope.scaling.factor", default=legacy)
+    theta = keys.number(f"{prefix}.rope.freq_base", default=10_000.0)
+    return RopeConfig(theta, dim, style, factor, _frequency_factors(keys, dim))
+
+
+def _frequency_factors(keys: _Keys, dim: int) -> tuple[float, ...] | None:
+    tensor = keys.file.tensors.get(ROPE_FACTORS_TENSOR)
+    if tensor is None:
+        return None
+    if tensor.type_name != "F32" or tensor.shape != (dim // 2,):
+        raise keys.fail(
+            f"tensor {ROPE_FACTORS_TENSOR!r} is {tensor.type_name} {tensor.shape}, expected F32 ({dim // 2},)"
+        )
+    factors = tensor.data.view("<f4")
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise keys.fail(f"tensor {ROPE_FACTORS_TENSOR!r} holds a value that is not positive and finite")
+    return tuple(factors.tolist())

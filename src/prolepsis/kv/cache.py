@@ -31,19 +31,27 @@ class PagedKVCache:
         num_blocks: int,
         dtype: str = "bf16",
     ) -> None:
-        """Raises InputError for a dtype other than bf16 and fp16, or a size below 1."""
+        """Raises InputError for an unknown dtype, a size below 1, or more bytes than the machine grants."""
         if dtype not in DTYPES:
             raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
         shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
         if min(shape) < 1:
-            raise InputError(f"every size of a KV cache must be at least 1: layers, blocks, heads, block, dim = {shape}")
+            raise InputError(
+                f"every size of a KV cache must be at least 1: layers, blocks, heads, block, dim = {shape}"
+            )
         self.num_layers = num_layers
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.block_size = block_size
         self.dtype = dtype
-        self.k: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
-        self.v: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+        try:
+            self.k: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+            self.v: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+        except MemoryError as error:
+            raise InputError(
+                f"this machine has no memory for a KV cache of {num_blocks * block_size} tokens "
+                f"({num_blocks * block_size * self.bytes_per_token} bytes); choose a smaller budget or context"
+            ) from error
         self.pool = BlockPool(num_blocks)
 
     @classmethod
@@ -61,9 +69,7 @@ class PagedKVCache:
         return cls(num_layers, num_kv_heads, head_dim, block_size, num_blocks, dtype)
 
     @staticmethod
-    def num_blocks_for(
-        budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
-    ) -> int:
+    def num_blocks_for(budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
         """Blocks that fit in `budget_bytes`: 2 (K, V) x layers x KV heads x head dim x bytes per value x tokens each.
 
         Raises InputError if not even one fits.
@@ -146,7 +152,11 @@ class PagedKVCache:
 
     def _require_shape(self, values: NDArray[np.uint16]) -> None:
         expected = (self.num_layers, 2, -1, self.num_kv_heads, self.head_dim)
-        if values.dtype != np.uint16 or values.ndim != 5 or values.shape != (*expected[:2], values.shape[2], *expected[3:]):
+        if (
+            values.dtype != np.uint16
+            or values.ndim != 5
+            or values.shape != (*expected[:2], values.shape[2], *expected[3:])
+        ):
             raise ValueError(f"KV values are {values.dtype} {values.shape}, expected uint16 {expected}")
 
 

@@ -17,6 +17,7 @@ import stat
 import struct
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,7 @@ class _Parser:
             spans.append((start, start + n_bytes, name))
             tensors[name] = GGUFTensor(name, type_name, shape[::-1], data[start : start + n_bytes])
         spans.sort()
-        for (_, end, name), (start, _, other) in zip(spans, spans[1:], strict=False):
+        for (_, end, name), (start, _, other) in pairwise(spans):
             if start < end:
                 raise self.fail(f"tensors {name!r} and {other!r} overlap")
         return tensors

@@ -17,9 +17,10 @@ _BYTES_PER_VALUE = 2
 class PagedKVCache:
     """K and V of every layer in fixed-size blocks, as 16-bit patterns.
 
-    `k[layer]` and `v[layer]` are uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `dtype` says how to read the
-    bits. Each of K and V is one allocation of zeroed memory that the operating system supplies as it is first touched,
-    so an unused pool costs address space only.
+    `v[layer]` is uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `k[layer]` has the last two axes exchanged, so
+    that the scores of consecutive tokens are lanes of a vector. `dtype` says how to read the bits. Each of K and V is one
+    allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool costs address
+    space only.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PagedKVCache:
         self.block_size = block_size
         self.dtype = dtype
         try:
-            self.k: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+            self.k: NDArray[np.uint16] = np.zeros((*shape[:3], head_dim, block_size), dtype=np.uint16)
             self.v: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
         except MemoryError as error:
             raise InputError(
@@ -106,8 +107,8 @@ class PagedKVCache:
         shape = (self.num_layers, 2, stop - start, self.num_kv_heads, self.head_dim)
         values = np.empty(shape, dtype=np.uint16)
         for block, inside, outside in _spans(table, start, stop):
-            for index, pool in enumerate((self.k, self.v)):
-                values[:, index, outside] = pool[:, block, :, inside].swapaxes(1, 2)
+            values[:, 0, outside] = self.k[:, block, :, :, inside].transpose(0, 3, 1, 2)
+            values[:, 1, outside] = self.v[:, block, :, inside].swapaxes(1, 2)
         return values
 
     def write(self, table: BlockTable, start: int, values: NDArray[np.uint16]) -> None:
@@ -124,8 +125,8 @@ class PagedKVCache:
             if self.pool.ref_count(block) > 1:
                 raise IntegrityError(f"a write to block {block} would change {self.pool.ref_count(block)} sequences")
         for block, inside, outside in spans:
-            for index, pool in enumerate((self.k, self.v)):
-                pool[:, block, :, inside] = values[:, index, outside].swapaxes(1, 2)
+            self.k[:, block, :, :, inside] = values[:, 0, outside].transpose(0, 2, 3, 1)
+            self.v[:, block, :, inside] = values[:, 1, outside].swapaxes(1, 2)
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, (source, destination) each, in order."""

@@ -1,0 +1,189 @@
+"""Builders of LLVM vector IR, shared by the kernels whose inner loops are written as explicit vectors.
+
+Each takes an `llvmlite` IR builder `b` first. Vectors are generic LLVM types, lowered to whatever the CPU has; the one
+instruction that cannot be lowered (vpdpbusd) is chosen by `cpu.features()` and has an equal generic form. No fast-math
+flag is ever set and every reduction has a fixed order, so the results are the same bits on every CPU.
+"""
+
+import math
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from prolepsis.kernels.cpu import features
+
+LANES = 16  # float32 values in a 512-bit vector
+
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+F32 = ir.FloatType()
+BYTES = ir.VectorType(I8, 64)
+INTS = ir.VectorType(I32, LANES)
+FLOATS = ir.VectorType(F32, LANES)
+HALFS = ir.VectorType(I16, LANES)
+SMALL = ir.VectorType(I8, LANES)
+
+
+def splat(vector, value):
+    """A constant vector with `value` in every lane."""
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def iota():
+    """The int32 vector 0, 1, ... 15."""
+    return ir.Constant(INTS, list(range(LANES)))
+
+
+def data(context, b, array_type, array):
+    """Byte pointer to the first element of a NumPy array argument."""
+    return b.bitcast(context.make_array(array_type)(context, b, array).data, I8.as_pointer())
+
+
+def _typed(b, kind, base, offset):
+    return b.bitcast(b.gep(base, [offset]), kind.as_pointer())
+
+
+def load(b, kind, base, offset):
+    """Unaligned load of a scalar or vector `kind` from byte pointer `base` + byte `offset`."""
+    value = b.load(_typed(b, kind, base, offset))
+    value.align = 1
+    return value
+
+
+def store(b, value, base, offset):
+    """Unaligned store to byte pointer `base` + byte `offset`."""
+    b.store(value, _typed(b, value.type, base, offset)).align = 1
+
+
+def broadcast(b, vector, scalar):
+    """`scalar` in every lane of `vector`."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = b.insert_element(undefined, scalar, I32(0))
+    return b.shuffle_vector(first, undefined, splat(ir.VectorType(I32, vector.count), 0))
+
+
+def broadcast_at(b, vector, base, offset):
+    """The scalar at `base` + byte `offset`, in every lane."""
+    return broadcast(b, vector, load(b, vector.element, base, offset))
+
+
+def call(b, name, result, arguments):
+    """Call of an LLVM intrinsic by its mangled name."""
+    signature = ir.FunctionType(result, [a.type for a in arguments])
+    return b.call(cgutils.get_or_insert_function(b.module, signature, name), arguments)
+
+
+def fma(b, x, y, z):
+    """x * y + z, rounded once."""
+    return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
+
+
+def maximum(b, x, y):
+    """Lane-wise larger float; y where either is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def absolute(b, x):
+    """|x|, by clearing the sign bit."""
+    return b.bitcast(b.and_(b.bitcast(x, INTS), splat(INTS, 0x7FFFFFFF)), FLOATS)
+
+
+def nearest(b, x):
+    """Round to the nearest integer, ties to even."""
+    return call(b, "llvm.rint.v16f32", FLOATS, [x])
+
+
+def tree(b, combine, vector):
+    """Reduce 16 lanes to a scalar by halving: lane i meets lane i + 8, then i + 4, i + 2, i + 1."""
+    for half in (8, 4, 2, 1):
+        lanes = [i + half if i < half else i for i in range(LANES)]
+        mask = ir.Constant(ir.VectorType(I32, LANES), lanes)
+        vector = combine(vector, b.shuffle_vector(vector, vector, mask))
+    return b.extract_element(vector, I32(0))
+
+
+def half_to_float(b, bits):
+    """<16 x i16> IEEE half bits to float32, exactly."""
+    if "f16c" in features() or "avx512f" in features():
+        return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+    wide = b.zext(bits, INTS)
+    magnitude = b.shl(b.and_(wide, splat(INTS, 0x7FFF)), splat(INTS, 13))
+    sign = b.shl(b.and_(wide, splat(INTS, 0x8000)), splat(INTS, 16))
+    scaled = b.bitcast(b.fmul(b.bitcast(magnitude, FLOATS), splat(FLOATS, 2.0**112)), INTS)
+    special = b.icmp_unsigned(">=", magnitude, splat(INTS, 0x7C00 << 13))
+    infinite = b.or_(magnitude, splat(INTS, 0x7F800000))
+    return b.bitcast(b.or_(b.select(special, infinite, scaled), sign), FLOATS)
+
+
+def brain_to_float(b, bits):
+    """<16 x i16> bfloat16 bits to float32, exactly."""
+    return b.bitcast(b.shl(b.zext(bits, INTS), splat(INTS, 16)), FLOATS)
+
+
+def dot4(b, accumulator, weights, activations):
+    """accumulator + the four products in each lane of unsigned `weights` bytes and signed `activations` bytes.
+
+    int32 and exact, so both forms agree whatever the order.
+    """
+    if "avx512vnni" in features():
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", INTS, [accumulator, weights, activations])
+    w, a = b.bitcast(weights, INTS), b.bitcast(activations, INTS)
+    for byte in range(4):
+        unsigned = b.and_(b.lshr(w, splat(INTS, 8 * byte)), splat(INTS, 0xFF))
+        signed = b.ashr(b.shl(a, splat(INTS, 24 - 8 * byte)), splat(INTS, 24))
+        accumulator = b.add(accumulator, b.mul(unsigned, signed))
+    return accumulator
+
+
+def exp(b, x):
+    """e**x in float32 for x <= 88; below -87 it is 0. Relative error under 2e-7.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2, e**r by its Taylor polynomial of degree 7, 2**n through the exponent bits.
+    """
+    n = nearest(b, b.fmul(x, splat(FLOATS, 1 / math.log(2))))
+    r = fma(b, n, splat(FLOATS, -0.693359375), x)  # ln 2 in two parts: the first has few bits, so n * it is exact
+    r = fma(b, n, splat(FLOATS, 2.12194440054690583e-4), r)
+    p = splat(FLOATS, 1 / math.factorial(7))
+    for k in range(6, -1, -1):
+        p = fma(b, p, r, splat(FLOATS, 1 / math.factorial(k)))
+    inside = b.fcmp_ordered(">=", x, splat(FLOATS, -87.0))
+    power = b.fptosi(b.select(inside, n, splat(FLOATS, 0.0)), INTS)
+    scale = b.bitcast(b.shl(b.add(power, splat(INTS, 127)), splat(INTS, 23)), FLOATS)
+    return b.select(inside, b.fmul(p, scale), splat(FLOATS, 0.0))
+
+
+def scaled(b, index, size):
+    """Byte offset of element `index` in an array of elements of `size` bytes."""
+    return b.mul(index, I64(size))
+
+
+def sigmoid_weighted(b, x):
+    """x / (1 + e**-x), the SiLU."""
+    negated = b.fneg(x)
+    limited = b.select(b.fcmp_ordered(">", negated, splat(FLOATS, 88.0)), splat(FLOATS, 88.0), negated)
+    return b.fdiv(x, b.fadd(splat(FLOATS, 1.0), exp(b, limited)))
+
+
+def float_to_brain(b, x):
+    """float32 to bfloat16 bits <16 x i16>, to nearest even; a NaN stays a NaN."""
+    bits = b.bitcast(x, INTS)
+    odd = b.and_(b.lshr(bits, splat(INTS, 16)), splat(INTS, 1))
+    rounded = b.add(bits, b.add(odd, splat(INTS, 0x7FFF)))
+    quiet = b.or_(bits, splat(INTS, 0x00400000))
+    chosen = b.select(b.fcmp_unordered("uno", x, x), quiet, rounded)
+    return b.trunc(b.lshr(chosen, splat(INTS, 16)), HALFS)
+
+
+def float_to_half(b, x):
+    """float32 to IEEE half bits <16 x i16>, to nearest even; too large becomes infinite, a NaN stays a NaN."""
+    bits = b.bitcast(x, INTS)
+    magnitude = b.and_(bits, splat(INTS, 0x7FFFFFFF))
+    sign = b.and_(b.lshr(bits, splat(INTS, 16)), splat(INTS, 0x8000))
+    odd = b.and_(b.lshr(magnitude, splat(INTS, 13)), splat(INTS, 1))
+    normal = b.lshr(b.sub(b.add(magnitude, b.add(odd, splat(INTS, 0xFFF))), splat(INTS, 112 << 23)), splat(INTS, 13))
+    # Adding 0.5 aligns the last bit of the sum with the step of half's subnormals, and rounds.
+    shifted = b.bitcast(b.fadd(b.bitcast(magnitude, FLOATS), splat(FLOATS, 0.5)), INTS)
+    small = b.sub(shifted, splat(INTS, 0x3F000000))
+    result = b.select(b.icmp_unsigned("<", magnitude, splat(INTS, 113 << 23)), small, normal)
+    result = b.select(b.icmp_unsigned(">=", magnitude, splat(INTS, 0x477FF000)), splat(INTS, 0x7C00), result)
+    result = b.select(b.icmp_unsigned(">", magnitude, splat(INTS, 0x7F800000)), splat(INTS, 0x7E00), result)
+    return b.trunc(b.or_(result, sign), HALFS)

@@ -124,10 +124,10 @@ class ByteLevelBPE:
 def _backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> Backend:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
-        bad = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
-        raise ModelFileError(f"tokenizer.ggml.merges: {bad!r} is not two tokens with a space between")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    for merge, (left, right) in zip(merges, pairs, strict=True):
+        if not left or not right or " " in right:
+            raise ModelFileError(f"tokenizer.ggml.merges: {merge!r} is not two tokens with a space between")
     try:
         model = models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges)
     except Exception as error:

@@ -89,7 +89,7 @@ class GGUFFile:
 
         digest = xxhash.xxh3_128()
         for start in range(0, len(self._bytes), FINGERPRINT_CHUNK):
-            digest.update(self._bytes[start : start + FINGERPRINT_CHUNK])
+            digest.update(self._bytes[start : start + FINGERPRINT_CHUNK].data)
         return digest.hexdigest()
 
 

@@ -1,0 +1,218 @@
+"""Conversations to prompts: a model's own chat template, and token ids no message can forge.
+
+The template writes control tokens by name into one text. Encoding that text as a whole would also make control
+tokens of names that stand in a message, so a user could end their turn and speak as the system. Before rendering,
+`_Shield` therefore replaces one character of every such name in a message by a stand-in from Unicode's private
+use area; after the text is cut at the control tokens that are left, which are the template's own, the
+characters come back. Where no message spells a control token nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from prolepsis.errors import InputError, ModelFileError
+from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from prolepsis.model.template_sandbox import BoundedEnvironment
+
+Message = Mapping[str, str]
+
+# Used for a file without a template whose vocabulary has these two control tokens.
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+MAX_CONVERSATION = 1 << 23
+_PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
+
+
+class ChatTemplate:
+    """A Jinja template that turns messages into the text of a prompt."""
+
+    def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+        """Nothing is compiled before the first rendering, so a broken template harms nobody who does not chat."""
+        self.source = source
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+
+    @staticmethod
+    def from_gguf(file: GGUFFile) -> ChatTemplate:
+        """The template of `file`; ChatML where it has none but the vocabulary has ChatML's tokens.
+
+        Raises:
+            ModelFileError: there is no template, and none can be assumed.
+        """
+        source = file.metadata.get("tokenizer.chat_template")
+        tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+        if source is None and all(token in tokens for token in _CHATML_TOKENS):
+            source = CHATML
+        if not isinstance(source, str):
+            raise ModelFileError(
+                f"{file.path}: the model has no chat template (tokenizer.chat_template), so it cannot chat; "
+                "generate from a prompt instead"
+            )
+        return ChatTemplate(source, _token(file, "bos_token_id"), _token(file, "eos_token_id"))
+
+    @cached_property
+    def _compiled(self) -> tuple[BoundedEnvironment, Template]:
+        from prolepsis.model.template_sandbox import BoundedEnvironment
+
+        environment = BoundedEnvironment()
+        return environment, environment.compile_bounded(self.source)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt's text; with `add_generation_prompt` it ends where the assistant begins to speak.
+
+        Raises:
+            InputError: a message is not {"role": str, "content": str}, the conversation is too long, or the
+                template fails, refuses the conversation or exceeds a limit of its sandbox.
+        """
+        check_messages(messages)
+        variables = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            environment, template = self._compiled
+            return environment.render_bounded(template, variables)
+        except Exception as error:
+            # The template is a program out of the model file; whatever it raises is a fault of that file.
+            raise InputError(f"chat template: {error or type(error).__name__}") from error
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InputError unless every message has a string `role` and a string `content`, and nothing else."""
+    total = 0
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InputError(f"message {index} is a {type(message).__name__}, expected role and content")
+        for field in ("role", "content"):
+            if not isinstance(message.get(field), str):
+                raise InputError(f"message {index}: {field!r} must be a string, got {message.get(field)!r:.80}")
+            total += len(message[field])
+        unknown = sorted(str(field) for field in message if field not in ("role", "content"))
+        if unknown:
+            raise InputError(f"message {index} has the unknown field {unknown[0]!r}; known are 'role' and 'content'")
+    if total > MAX_CONVERSATION:
+        raise InputError(f"the conversation has {total} characters, at most {MAX_CONVERSATION} are allowed")
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Token ids of the rendered conversation, with control tokens from the template alone.
+
+    The BOS token comes first where the model asks for it and the template has not written it.
+
+    Raises:
+        InputError: as `ChatTemplate.render` and `Tokenizer.encode`.
+    """
+    shield = _Shield(tokenizer, template, messages)
+    text = template.render(shield.messages, add_generation_prompt=add_generation_prompt)
+    ids = list(shield.encode(text))
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids.insert(0, tokenizer.bos_id)
+    return ids
+
+
+def encode_turn(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], start: int
+) -> list[int] | None:
+    """Token ids to append to a cached conversation so that the model can answer its new messages.
+
+    The cache holds `encode_chat(messages[:start - 1])`, or what earlier calls of this function have made of it,
+    followed by the ids generated for the answer `messages[start - 1]`, without the token that ended it.
+    `messages[start:]` are new. The result closes the answer, holds the new messages and opens the next answer,
+    e.g. `<|im_end|>\\n<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n`: what the template writes for
+    all messages is the text of the cache followed by the text of the result.
+
+    Returns None where that cannot be, since the template writes earlier messages differently once there are
+    more (it trims answers, say, or drops their reasoning): encode the whole conversation again.
+
+    Raises:
+        InputError: `messages[start - 1]` is not the assistant's, or as `encode_chat`.
+    """
+    check_messages(messages)
+    if not 1 <= start < len(messages):
+        raise InputError(f"start = {start}, expected 1 to {len(messages) - 1}: an answer, then new messages")
+    if messages[start - 1]["role"] != "assistant":
+        raise InputError(
+            f"message {start - 1} is by {messages[start - 1]['role']!r}, expected the cached assistant's answer"
+        )
+    shield = _Shield(tokenizer, template, messages)
+    cached = template.render(shield.messages[: start - 1]) + shield.messages[start - 1]["content"]
+    text = template.render(shield.messages)
+    return list(shield.encode(text[len(cached) :])) if text.startswith(cached) else None
+
+
+def _token(file: GGUFFile, key: str) -> str:
+    """Text of the token that `key` points to; empty where the file has no such token."""
+    tokens, index = file.metadata.get("tokenizer.ggml.tokens", []), file.metadata.get(f"tokenizer.ggml.{key}")
+    return str(tokens[index]) if isinstance(index, int) and 0 <= index < len(tokens) else ""
+
+
+class _Shield:
+    """Messages in which no control token's name is left, and the way back.
+
+    Besides whole names, the end of a name at a message's beginning and the beginning of a name at its end are
+    broken up (whitespace outside them aside, which templates trim): the template might join them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> None:
+        check_messages(messages)
+        names = tokenizer.special_tokens
+        self._tokenizer = tokenizer
+        self._starts = re.compile(f"(?={'|'.join(map(re.escape, names))})") if names else None
+        self._tails = {name[i:] for name in names for i in range(1, len(name))}
+        self._heads = {name[:i] for name in names for i in range(1, len(name))}
+        self._longest = max(map(len, names), default=0)
+        taken = set(template.source).union(*names, *(message[field] for message in messages for field in message))
+        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+        self._hide = dict(zip(sorted(set().union(*names)), free, strict=False))
+        self._reveal = str.maketrans({stand_in: character for character, stand_in in self._hide.items()})
+        self.messages = [{field: self._protect(message[field]) for field in message} for message in messages]
+
+    def encode(self, text: str) -> Iterator[int]:
+        """Ids of text rendered from `messages`."""
+        for part in self._tokenizer.split_special(text, parse_special=True):
+            if isinstance(part, int):
+                yield part
+            else:
+                yield from self._tokenizer.encode(part.translate(self._reveal), add_bos=False)
+
+    def _protect(self, text: str) -> str:
+        at = {match.start() for match in self._starts.finditer(text)} if self._starts else set()
+        at.update(self._cut_names(text))
+        if not at:
+            return text
+        characters = list(text)
+        for index in at:
+            characters[index] = self._hide[characters[index]]
+        return "".join(characters)
+
+    def _cut_names(self, text: str) -> Iterable[int]:
+        """Where the rest of a name stands at the beginning of `text`, or the beginning of one at its end."""
+        first = len(text) - len(text.lstrip())
+        last = len(text.rstrip())
+        for length in range(1, self._longest):
+            if text[first : first + length] in self._tails:
+                yield first
+            if text[max(first, last - length) : last] in self._heads:
+                yield max(first, last - length)

@@ -1,0 +1,209 @@
+"""The engine as a Python object: load a model, give it prompts, get completions."""
+
+import os
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from functools import cached_property
+
+import numba
+
+from prolepsis.engine.request import Completion, Delta, Request
+from prolepsis.engine.runner import CHUNK, Progress, Runner
+from prolepsis.engine.sampling_params import SamplingParams
+from prolepsis.engine.sequence import Sequence
+from prolepsis.errors import InputError
+from prolepsis.kernels import compiled_before
+from prolepsis.kv.cache import PagedKVCache
+from prolepsis.model.chat_template import ChatTemplate
+from prolepsis.model.config import ModelConfig
+from prolepsis.model.decoder import Decoder
+from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.pull import DEFAULT_MODEL, resolve
+from prolepsis.model.tokenizer import Tokenizer
+
+BLOCK_SIZE = 32
+_SHARE_OF_FREE_MEMORY = 4  # the cache takes at most one part in this of what is free, unless told otherwise
+
+Prompt = str | Many[int]
+
+
+class LLM:
+    """A loaded model with its paged cache.
+
+        llm = LLM("smollm2:135m")
+        print(llm.generate("The KV cache is", SamplingParams(max_tokens=20))[0].text)
+
+    Not for use by two threads at once.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        *,
+        max_context: int | None = None,
+        kv_memory: int | None = None,
+        kv_dtype: str = "bf16",
+        threads: int | None = None,
+        on_download: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """
+        model: a GGUF file, a registered name, or a Hugging Face repository (`prolepsis.model.pull`).
+        max_context: longest sequence in tokens; by default what the model was trained for.
+        kv_memory: bytes for the KV cache; by default enough for one longest sequence, within a quarter of free memory.
+        kv_dtype: "bf16" or "fp16".
+        threads: by default one for each core.
+
+        Raises InputError for a model or setting that cannot be used.
+        """
+        _set_threads(threads)
+        self.path = resolve(os.fspath(model), progress=on_download)
+        self.name = os.fspath(model)
+        self._file = GGUFFile.open(self.path)
+        self.config = ModelConfig.from_gguf(self._file)
+        self._cache = self._new_cache(max_context, kv_memory, kv_dtype)
+        self.max_context = min(
+            max_context or self.config.max_context, self._cache.pool.num_blocks * self._cache.block_size
+        )
+        self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK), self._cache)
+
+    def _new_cache(self, max_context: int | None, kv_memory: int | None, dtype: str) -> PagedKVCache:
+        config = self.config
+        if max_context is not None and not 1 <= max_context <= config.max_context:
+            raise InputError(
+                f"max_context must be in 1 .. {config.max_context}, what {self.name} was trained for, not {max_context}"
+            )
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
+        budget = _free_memory() // _SHARE_OF_FREE_MEMORY if kv_memory is None else kv_memory
+        blocks = PagedKVCache.num_blocks_for(budget, *shape)
+        if kv_memory is None:
+            blocks = min(blocks, -(-(max_context or config.max_context) // BLOCK_SIZE))
+        return PagedKVCache(*shape, blocks, dtype)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises ModelFileError where the file has none that is supported."""
+        return Tokenizer.from_gguf(self._file)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises ModelFileError where the file has none."""
+        return ChatTemplate.from_gguf(self._file)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the model file, weights and metadata alike."""
+        return self._file.fingerprint()
+
+    @property
+    def kv_cache(self) -> PagedKVCache:
+        """The cache all sequences share."""
+        return self._cache
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises InputError for one that is empty or too long, or ids beyond the vocabulary."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        self.check_prompt(tokens)
+        return tokens
+
+    def check_prompt(self, tokens: Many[int]) -> None:
+        """Raises InputError unless `tokens` can be continued by at least one token."""
+        if not tokens:
+            raise InputError("the prompt is empty")
+        if len(tokens) >= self.max_context:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, but the context holds {self.max_context} "
+                "and the answer needs room too; shorten the prompt, or raise max_context or kv_memory if the model allows"
+            )
+        beyond = next((t for t in tokens if not 0 <= t < self.config.vocab_size), None)
+        if beyond is not None:
+            raise InputError(f"token id {beyond} is outside the vocabulary of {self.config.vocab_size}")
+
+    def generate(self, prompts: Prompt | Many[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+        """Complete one prompt or several (texts, or lists of token ids); one completion for each, in order.
+
+        Several run together, as many at a time as the cache has room for.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many = [prompts] if single else prompts
+        encoded = [self.encode(prompt) for prompt in many]  # type: ignore[arg-type]
+        params = params or SamplingParams()
+        completions: list[Completion] = []
+        while len(completions) < len(encoded):
+            batch = self._that_fit(encoded[len(completions) :], params)
+            completions += self._run_together(batch, params)
+        return completions
+
+    def stream(self, sequence: Sequence, params: SamplingParams, progress: Progress | None = None) -> Iterator[Delta]:
+        """Continue one sequence token by token. Closing the iterator stops it; the sequence keeps what it has."""
+        self.check_prompt(sequence.tokens)
+        request = self.new_request(sequence, params)
+        logits = self.runner.prefill(sequence, progress)
+        while True:
+            delta = request.accept(logits)
+            yield delta
+            if delta.finish_reason is not None:
+                return
+            logits = self.runner.step([sequence])[0]
+
+    def new_request(self, sequence: Sequence, params: SamplingParams) -> Request:
+        """A request that continues `sequence`."""
+        tokenizer = self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
+        return Request(sequence, params, tokenizer, self.config.vocab_size, self.max_context)
+
+    def warm_up(self) -> None:
+        """Run every kernel once, so that none is compiled later."""
+        sequence = self.runner.new_sequence([0] * 40)
+        try:
+            self.runner.prefill(sequence)
+            sequence.tokens.append(0)
+            self.runner.step([sequence])
+        finally:
+            sequence.release()
+
+    @property
+    def needs_compiling(self) -> bool:
+        """Whether the first pass will have to compile the kernels for this CPU (once per machine and version)."""
+        return not compiled_before()
+
+    def _that_fit(self, prompts: Many[list[int]], params: SamplingParams) -> Many[list[int]]:
+        """The first prompts whose longest outcome the free blocks can hold together; at least one."""
+        free = self._cache.pool.num_free
+        for count, prompt in enumerate(prompts):
+            free -= -(-min(len(prompt) + params.max_tokens, self.max_context) // self._cache.block_size)
+            if free < 0:
+                return prompts[: max(count, 1)]
+        return prompts
+
+    def _run_together(self, prompts: Many[list[int]], params: SamplingParams) -> list[Completion]:
+        requests = [self.new_request(self.runner.new_sequence(prompt), params) for prompt in prompts]
+        try:
+            for request in requests:
+                request.accept(self.runner.prefill(request.sequence))
+            running = requests
+            while running := [r for r in running if r.completion.finish_reason is None][:CHUNK]:
+                for request, logits in zip(running, self.runner.step([r.sequence for r in running]), strict=True):
+                    request.accept(logits)
+        finally:
+            for request in requests:
+                request.sequence.release()
+        return [request.completion for request in requests]
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if not 1 <= threads <= numba.config.NUMBA_NUM_THREADS:
+        raise InputError(f"threads must be in 1 .. {numba.config.NUMBA_NUM_THREADS} on this machine, not {threads}")
+    numba.set_num_threads(threads)
+
+
+def _free_memory() -> int:
+    """Bytes that can be taken without swapping, as far as the system tells."""
+    try:
+        with open("/proc/meminfo") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,72 @@
+"""Runs sequences through the decoder against the paged cache."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.engine.sequence import Sequence
+from prolepsis.kv.cache import PagedKVCache
+from prolepsis.model.decoder import Decoder, Rows
+
+CHUNK = 256  # tokens of a prompt run at once; chunks end at multiples of this
+
+Progress = Callable[[int, int], None]
+
+
+class Runner:
+    """A decoder and the cache its sequences share. Not for use by two threads at once."""
+
+    def __init__(self, decoder: Decoder, cache: PagedKVCache) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self._pool = decoder.pool_view(cache)
+
+    def new_sequence(self, tokens: Many[int] = ()) -> Sequence:
+        """A sequence that holds no blocks yet."""
+        return Sequence(self.cache.new_table(), tokens)
+
+    def prefill(self, sequence: Sequence, progress: Progress | None = None) -> NDArray[np.float32]:
+        """Run all pending tokens (at least one); returns the logits after the last, float32 [vocab].
+
+        `progress(done, total)` is called after each chunk. Raises CapacityError, with the finished chunks kept.
+        """
+        total = len(sequence.tokens) - sequence.num_cached
+        left = total
+        while True:
+            start = sequence.num_cached
+            count = min(left, CHUNK - start % CHUNK)
+            last = count == left
+            logits = self._run([(sequence, count, "last" if last else "none")])
+            left -= count
+            if progress is not None:
+                progress(total - left, total)
+            if last:
+                return logits[0]
+
+    def all_logits(self, sequence: Sequence) -> NDArray[np.float32]:
+        """Run the next chunk of pending tokens; returns the logits after each of them, float32 [n, vocab]."""
+        start = sequence.num_cached
+        count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK)
+        return self._run([(sequence, count, "all")])
+
+    def step(self, sequences: Many[Sequence]) -> NDArray[np.float32]:
+        """Run the one pending token of each sequence; returns the logits after each, float32 [n, vocab]."""
+        return self._run([(sequence, 1, "last") for sequence in sequences])
+
+    def _run(self, parts: list[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
+        before = [sequence.num_cached for sequence, _, _ in parts]
+        try:
+            batch = []
+            for (sequence, count, logits), start in zip(parts, before, strict=True):
+                tokens = np.array(sequence.tokens[start : start + count], np.int64)
+                self.cache.copy_blocks(sequence.table.prepare_write(count))
+                sequence.table.append(count)
+                batch.append(Rows(tokens, start, sequence.table.blocks, logits))
+            return self.decoder.forward(self._pool, batch)
+        except BaseException:
+            # Interrupted or out of blocks: a token counts as cached only once its K and V are.
+            for (sequence, _, _), length in zip(parts, before, strict=True):
+                sequence.table.truncate(length)
+            raise

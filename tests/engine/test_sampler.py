@@ -123,6 +123,15 @@ def test_equal_logits_keep_the_lowest_ids():
     assert np.flatnonzero(nucleus).tolist() == list(range(50))
 
 
+def test_ties_inside_one_bin_are_cut_by_the_lowest_id():
+    """Three logits so close that their weights share a bin, scattered over many tokens."""
+    logits = np.random.default_rng(0).choice(np.array([0, -1e-3, -2e-3], dtype=np.float32), size=3000)
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    for top_k in (10, 1000, 1500, 2500):
+        kept = np.flatnonzero(target_probabilities(logits, SamplingParams(top_k=top_k), None))
+        assert kept.tolist() == sorted(order[:top_k].tolist())
+
+
 def test_very_unlikely_tokens_neither_disturb_nor_survive_a_cut():
     logits = np.array([0.0, -1.0, -50.0, -1000.0, -np.inf], dtype=np.float32)
     plain = target_probabilities(logits, SamplingParams(), None)

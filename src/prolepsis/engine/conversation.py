@@ -1,16 +1,14 @@
 """A chat whose tokens stay in the cache from one question to the next."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator
 from collections.abc import Sequence as Many
 
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.request import Delta
+from prolepsis.engine.request import Delta, Request
 from prolepsis.engine.runner import Progress
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
-from prolepsis.model.chat_template import encode_chat, encode_turn
-
-Message = Mapping[str, str]
+from prolepsis.model.chat_template import Message, encode_chat, encode_turn
 
 
 class Conversation:
@@ -22,7 +20,7 @@ class Conversation:
         self.messages = [dict(message) for message in messages]
         self.sequence = sequence or llm.runner.new_sequence()
 
-    def ask(self, question: str, params: SamplingParams, progress: Progress | None = None) -> Iterator[Delta]:
+    def ask(self, question: str, params: SamplingParams, progress: Progress | None = None) -> Generator[Delta, None, None]:
         """Put a question and stream the answer; the messages are updated as the iterator ends or is closed.
 
         Raises InputError if the conversation no longer fits the context; it is then as it was before.
@@ -31,19 +29,19 @@ class Conversation:
         before = list(self.sequence.tokens)
         self._extend(messages)
         try:
-            self.llm.check_prompt(self.sequence.tokens)
+            request = self.llm.new_request(self.sequence, params)
         except Exception:
             self.sequence.truncate(_common_prefix(self.sequence.tokens, before))
             self.sequence.tokens[:] = before
             raise
-        return self._answer(messages, params, progress)
+        return self._answer(messages, request, progress)
 
     def _answer(
-        self, messages: list[dict[str, str]], params: SamplingParams, progress: Progress | None
-    ) -> Iterator[Delta]:
+        self, messages: list[dict[str, str]], request: Request, progress: Progress | None
+    ) -> Generator[Delta, None, None]:
         text = ""
         try:
-            for delta in self.llm.stream(self.sequence, params, progress):
+            for delta in self.llm.run(request, progress):
                 text += delta.text
                 yield delta
         finally:

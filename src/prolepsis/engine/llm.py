@@ -14,7 +14,7 @@ from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError
 from prolepsis.kernels import compiled_before
 from prolepsis.kv.cache import PagedKVCache
-from prolepsis.model.chat_template import ChatTemplate
+from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import Decoder
 from prolepsis.model.gguf_file import GGUFFile
@@ -133,20 +133,25 @@ class LLM:
             completions += self._run_together(batch, params)
         return completions
 
-    def stream(self, sequence: Sequence, params: SamplingParams, progress: Progress | None = None) -> Iterator[Delta]:
-        """Continue one sequence token by token. Closing the iterator stops it; the sequence keeps what it has."""
-        self.check_prompt(sequence.tokens)
-        request = self.new_request(sequence, params)
-        logits = self.runner.prefill(sequence, progress)
+    def encode_chat(self, messages: Many[Message]) -> list[int]:
+        """Token ids of a conversation that the assistant is to continue. Raises InputError as `encode` does."""
+        tokens = encode_chat(self.tokenizer, self.chat_template, messages)
+        self.check_prompt(tokens)
+        return tokens
+
+    def run(self, request: Request, progress: Progress | None = None) -> Iterator[Delta]:
+        """Run one request token by token. Closing the iterator stops it; its sequence keeps what it has."""
+        logits = self.runner.prefill(request.sequence, progress)
         while True:
             delta = request.accept(logits)
             yield delta
             if delta.finish_reason is not None:
                 return
-            logits = self.runner.step([sequence])[0]
+            logits = self.runner.step([request.sequence])[0]
 
     def new_request(self, sequence: Sequence, params: SamplingParams) -> Request:
-        """A request that continues `sequence`."""
+        """A request that continues `sequence`. Raises InputError if it leaves no room for an answer."""
+        self.check_prompt(sequence.tokens)
         tokenizer = self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
         return Request(sequence, params, tokenizer, self.config.vocab_size, self.max_context)
 

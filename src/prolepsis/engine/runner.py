@@ -28,10 +28,13 @@ class Runner:
         return Sequence(self.cache.new_table(), tokens)
 
     def prefill(self, sequence: Sequence, progress: Progress | None = None) -> NDArray[np.float32]:
-        """Run all pending tokens (at least one); returns the logits after the last, float32 [vocab].
+        """Run all pending tokens; returns the logits after the last, float32 [vocab].
 
-        `progress(done, total)` is called after each chunk. Raises CapacityError, with the finished chunks kept.
+        Where none is pending the last token is run again, for its logits. `progress(done, total)` is called after each
+        chunk. Raises CapacityError, with the finished chunks kept.
         """
+        if sequence.num_cached == len(sequence.tokens):
+            sequence.table.truncate(len(sequence.tokens) - 1)
         total = len(sequence.tokens) - sequence.num_cached
         left = total
         while True:

@@ -1,0 +1,110 @@
+"""What the commands share: loading a model with signs of life, progress bars, options, and JSON."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from prolepsis.engine.llm import LLM
+from prolepsis.engine.runner import Progress as OnProgress
+from prolepsis.errors import InputError
+
+err = Console(stderr=True)
+"""Everything but results goes here, so that standard output can be piped."""
+
+ModelArgument = Annotated[str, typer.Argument(help="A GGUF file, a registered name, or a Hugging Face repository.")]
+ContextOption = Annotated[int | None, typer.Option(help="Longest sequence, in tokens. Default: what the model allows.")]
+MemoryOption = Annotated[
+    str | None, typer.Option(help="Memory for the KV cache, e.g. 512MiB or 2GiB. Default: for one longest sequence.")
+]
+DtypeOption = Annotated[str, typer.Option(help="Number format of the KV cache: bf16 or fp16.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def load(
+    model: str,
+    *,
+    max_context: int | None = None,
+    kv_memory: str | None = None,
+    kv_dtype: str = "bf16",
+    threads: int | None = None,
+) -> LLM:
+    """Load a model; downloads and the first compilation of the kernels show what they do."""
+    with bar(f"fetching {model}", unit="bytes") as on_download:
+        llm = LLM(
+            model,
+            max_context=max_context,
+            kv_memory=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+            kv_dtype=kv_dtype,
+            threads=threads,
+            on_download=on_download,
+        )
+    if llm.needs_compiling:
+        with err.status("compiling the kernels for this CPU, once (about half a minute)"):
+            llm.warm_up()
+    return llm
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes of "512MiB", "2 GiB", "1.5GB" or a plain number. InputError names the flag."""
+    digits = text.strip()
+    number = digits.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = digits[len(number) :].strip().upper()
+    try:
+        size = float(number) * _UNITS[unit]
+        if not 0 < size < 1 << 60:
+            raise ValueError
+    except (ValueError, KeyError):
+        raise InputError(f"{flag} {text!r} is not a size; write for example 512MiB or 2GiB") from None
+    return int(size)
+
+
+@contextmanager
+def bar(what: str, unit: str = "") -> Iterator[OnProgress]:
+    """A progress bar on standard error that appears with the first call of the yielded (done, total), on a terminal."""
+    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
+    if unit == "bytes":
+        columns.insert(3, DownloadColumn())
+    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    tasks: list[Any] = []
+
+    def update(done: int, total: int) -> None:
+        if not tasks:
+            progress.start()
+            tasks.append(progress.add_task(what, total=total))
+        progress.update(tasks[0], completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        if tasks:
+            progress.stop()
+
+
+def read_text(path: Path, flag: str) -> str:
+    """A UTF-8 text file, or standard input for "-". InputError names the flag and the file."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{flag}: {path} is not UTF-8 text (byte {error.start})") from error
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, ensure_ascii=False))
+
+

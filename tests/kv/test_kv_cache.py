@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prolepsis.errors import InputError, IntegrityError
 from prolepsis.kv.cache import PagedKVCache
 
-LAYERS, HEADS, DIM = 2, 3, 4
+LAYERS, HEADS, DIM = 2, 3, 5
 
 
 def make_cache(block_size: int = 4, num_blocks: int = 16) -> PagedKVCache:
@@ -50,11 +50,12 @@ def test_the_layout_is_what_the_kernels_expect():
     slots = table.append(6)
     values = random_values(6)
     cache.write(table, 0, values)
-    assert cache.k[1].shape == (16, HEADS, 4, DIM)
+    assert cache.k[1].shape == (16, HEADS, DIM, 4)
+    assert cache.v[1].shape == (16, HEADS, 4, DIM)
     for position, slot in enumerate(slots.tolist()):
         block, offset = divmod(slot, 4)
         for layer in range(LAYERS):
-            assert np.array_equal(cache.k[layer][block, :, offset], values[layer, 0, position])
+            assert np.array_equal(cache.k[layer][block, :, :, offset], values[layer, 0, position])
             assert np.array_equal(cache.v[layer][block, :, offset], values[layer, 1, position])
 
 

@@ -17,10 +17,10 @@ _BYTES_PER_VALUE = 2
 class PagedKVCache:
     """K and V of every layer in fixed-size blocks, as 16-bit patterns.
 
-    `v[layer]` is uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `k[layer]` has the last two axes exchanged, so
-    that the scores of consecutive tokens are lanes of a vector. `dtype` says how to read the bits. Each of K and V is one
-    allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool costs address
-    space only.
+    `v[layer]` is uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `k[layer]` has the last two axes exchanged,
+    so that the scores of consecutive tokens are lanes of a vector. `dtype` says how to read the bits. Each of K and V
+    is one allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool
+    costs address space only.
     """
 
     def __init__(

@@ -1,0 +1,74 @@
+"""GGUF files from the Hugging Face hub, through its own client and into its own cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prolepsis.errors import InputError, ProlepsisError
+
+_LISTED = 40
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+
+def fetch(name: str) -> Path:
+    """The file for "owner/repo", "owner/repo:QUANT" or "owner/repo/file.gguf", downloaded if need be.
+
+    Once downloaded, a file named in full is found without a connection. Progress goes to standard error.
+
+    Raises:
+        InputError: no such repository or file, or several files fit.
+        ProlepsisError: the hub cannot be reached or refuses.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+
+    owner, rest = name.split("/", 1)
+    repo, _, file = rest.partition("/")
+    repo, _, quant = repo.partition(":")
+    repo = f"{owner}/{repo}"
+    try:
+        if file and isinstance(cached := try_to_load_from_cache(repo, file), str):
+            return Path(cached)
+        if not file:
+            file = choose(repo, HfApi().list_repo_files(repo), quant)
+        return Path(hf_hub_download(repo, file))
+    except InputError:
+        raise
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise InputError(f"{name}: no such repository on the Hugging Face hub, or it is private") from error
+    except EntryNotFoundError as error:
+        raise _missing(name, error) from error
+    except Exception as error:
+        # The client raises errors of its HTTP library, of the system and its own; to the user they are one.
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ProlepsisError(f"{name}: cannot be fetched from the Hugging Face hub: {first_line}") from error
+
+
+def _missing(name: str, error: Exception) -> ProlepsisError:
+    """A file the repository lacks, or one the local cache lacks while there is no connection."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return ProlepsisError(f"{name}: the Hugging Face hub cannot be reached, and the file is not in its cache")
+    return InputError(f"{name}: the repository has no such file")
+
+
+def choose(repo: str, files: list[str], quant: str) -> str:
+    """The one GGUF among `files` whose name ends in `quant`, or the only one if `quant` is empty.
+
+    Raises:
+        InputError: none fits, or several do; the message lists them and says how to choose.
+    """
+    candidates = sorted(file for file in files if file.lower().endswith(".gguf"))
+    if not candidates:
+        raise InputError(f"{repo}: the repository holds no GGUF file")
+    fitting = [
+        file for file in candidates if not quant or re.search(rf"(^|[-._/]){re.escape(quant)}\.gguf$", file, re.I)
+    ]
+    whole = [file for file in fitting if not _PART.search(file)]
+    if len(whole) == 1:
+        return whole[0]
+    listed = "\n  ".join(candidates[:_LISTED] + ["..."] * (len(candidates) > _LISTED))
+    problem = f"{len(whole)} GGUF files fit" if whole else f"no GGUF file of one part fits {quant or 'it'}"
+    raise InputError(f"{repo}: {problem}; choose one with {repo}:QUANT or {repo}/FILE out of:\n  {listed}")

@@ -1,0 +1,8 @@
+"""The codec: KV caches to bytes and back, bit for bit."""
+
+from prolepsis.coding.codec import decode, encode
+from prolepsis.coding.reader import SessionReader
+from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.writer import SessionWriter
+
+__all__ = ["RopeSpec", "SessionReader", "SessionWriter", "decode", "encode"]

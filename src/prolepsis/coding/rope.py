@@ -1,0 +1,52 @@
+"""What the codec needs to know about a model's rotary position embedding."""
+
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from prolepsis.kernels import rope_table as tables
+
+_Factor = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class RopeLike(Protocol):
+    """Any description of RoPE with these fields, such as `model.config.RopeConfig`."""
+
+    @property
+    def theta(self) -> float: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def style(self) -> Literal["interleaved", "half"]: ...
+    @property
+    def scaling_factor(self) -> float: ...
+    @property
+    def frequency_factors(self) -> tuple[float, ...] | None: ...
+
+
+class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Pair i of the first `dim` channels of K turns by
+    position / scaling_factor * theta ** (-2 i / dim) / frequency_factors[i] radians.
+
+    style: the pairs are (2 i, 2 i + 1) for "interleaved", (i, i + dim / 2) for "half".
+    """
+
+    theta: Annotated[float, Meta(ge=1, le=1e12)]
+    dim: Annotated[int, Meta(ge=2, le=4096, multiple_of=2)]
+    style: Literal["interleaved", "half"]
+    scaling_factor: _Factor = 1.0
+    frequency_factors: tuple[_Factor, ...] | None = None
+
+    @classmethod
+    def of(cls, rope: RopeLike) -> "RopeSpec":
+        """The same description as a RopeSpec."""
+        return cls(rope.theta, rope.dim, rope.style, rope.scaling_factor, rope.frequency_factors)
+
+    def table(self, start: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(cos, sin) for positions start ... start + count - 1, each float32 [count, dim / 2]."""
+        factors = self.frequency_factors or (1.0,) * (self.dim // 2)
+        frequencies = tables.inv_freq(self.theta, self.dim, [f * self.scaling_factor for f in factors])
+        return tables.rope_table(np.arange(start, start + count), frequencies)

@@ -1,0 +1,125 @@
+"""Writing session files."""
+
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.coding import container, streams
+from prolepsis.coding.container import Header, SegmentEntry, TokenStorage
+from prolepsis.coding.hashes import BlockHashes
+from prolepsis.coding.ordinals import DType
+from prolepsis.coding.predictors import Span
+from prolepsis.coding.profile import GRID, Profile, fingerprint, grid_spans
+from prolepsis.coding.rope import RopeSpec
+from prolepsis.errors import InputError
+
+
+class SessionWriter:
+    """Writes a session file to a binary file, segment by segment.
+
+    The file is whole only after `finish`; nothing is ever written behind what it already holds, so `file` need not be
+    seekable.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        profile: Profile,
+        *,
+        dtype: DType,
+        rope: RopeSpec | None = None,
+        start: int = 0,
+        model: Mapping[str, str] | None = None,
+        numerics: str = "",
+        block_size: int = 16,
+        tokens: TokenStorage = "ids",
+    ) -> None:
+        """Write the header.
+
+        `tokens`: whether `add` gets token ids to store ("ids"), to store only their block hashes ("hashes"), or none.
+
+        Raises:
+            InputError: block_size does not divide 256, or start is no multiple of it.
+        """
+        if block_size < 1 or GRID % block_size or start % block_size or start < 0:
+            raise InputError(f"block size {block_size} must divide {GRID}, and the start {start}")
+        layers, _, kv_heads, head_dim = profile.scales.shape
+        if rope is not None and (rope.dim > head_dim or rope.dim % 2):
+            raise InputError(f"RoPE of {rope.dim} channels does not fit heads of {head_dim}")
+        packed = profile.to_bytes()
+        self._file, self._rope = file, rope
+        self._predictor, self._tables = profile.predictor(rope), profile.tables(dtype)
+        self._hashes = BlockHashes(block_size)
+        self.header = Header(
+            model=dict(model or {}),
+            numerics=numerics,
+            predictor=self._predictor.name,
+            profile_fingerprint=fingerprint(packed),
+            dtype=dtype,
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            heads_per_stream=streams.heads_per_stream(kv_heads, head_dim),
+            block_size=block_size,
+            segment_tokens=GRID,
+            start=start,
+            tokens=tokens,
+            rope=rope,
+            profile=packed,
+        )
+        self.position = start
+        self.segments = 0
+        self.coded_bytes = file.write(container.pack_header(self.header))
+
+    def add(self, kv: NDArray[np.uint16], ids: Sequence[int] | NDArray | None = None) -> None:
+        """Append tokens: uint16 [layers, 2, tokens, kv_heads, head_dim] and their ids.
+
+        Becomes one segment for each 256 positions it touches, so few large calls make a smaller file.
+
+        Raises:
+            InputError: a shape or number of ids that does not fit.
+        """
+        header = self.header
+        layers, _, kv_heads, head_dim = expected = (header.layers, 2, header.kv_heads, header.head_dim)
+        if kv.ndim != 5 or (kv.shape[:2] + kv.shape[3:]) != expected:
+            raise InputError(f"KV of shape {kv.shape}, expected ({layers}, 2, tokens, {kv_heads}, {head_dim})")
+        if (ids is None) != (header.tokens == "none") or (ids is not None and len(ids) != kv.shape[2]):
+            given = "no" if ids is None else str(len(ids))
+            raise InputError(f"{given} token ids for {kv.shape[2]} tokens in a file that stores {header.tokens!r}")
+        numbers = np.asarray([] if ids is None else ids, dtype=np.uint32)
+        first = self.position
+        for span in grid_spans(first, kv.shape[2]):
+            part = slice(span.start - first, span.start - first + span.count)
+            self._add_segment(span, kv[:, :, part].copy(), numbers[part])
+
+    def _add_segment(self, span: Span, kv: NDArray[np.uint16], ids: NDArray[np.uint32]) -> None:
+        header, step = self.header, self._predictor.layers_at_once
+        coded: list[NDArray[np.uint8]] = []
+        for first in range(0, header.layers, step):
+            layers = range(first, min(first + step, header.layers))
+            prediction = self._predictor.predict(span, layers, kv[:first])
+            part = kv[layers.start : layers.stop]
+            coded += streams.encode_layers(part, prediction, self._tables, header.heads_per_stream)
+        index = np.zeros(header.streams, container.INDEX_ENTRY)
+        for i, values in enumerate(streams.split(kv, header.heads_per_stream)):
+            index[i] = (len(coded[i]), container.checksum(coded[i].data), container.checksum(values.data))
+        hashes = self._hashes.add(ids)
+        stored = ids if header.tokens == "ids" else ids[:0]
+        entry = SegmentEntry(span.start, span.count, stored, hashes, index, 0)
+        payload = b"".join(stream.data for stream in coded)
+        self.coded_bytes += self._file.write(container.pack_segment(entry, len(payload)))
+        self.coded_bytes += self._file.write(payload)
+        self.position += span.count
+        self.segments += 1
+
+    def finish(self, metadata: bytes = b"") -> None:
+        """Write the trailer, which makes the file whole. `metadata`: anything of the caller's, up to 16 MiB.
+
+        Raises:
+            InputError: the metadata is larger.
+        """
+        if len(metadata) > container.MAX_METADATA:
+            raise InputError(f"{len(metadata)} bytes of metadata, at most {container.MAX_METADATA} fit")
+        self.coded_bytes += self._file.write(container.pack_trailer(metadata, self.position, self.segments))

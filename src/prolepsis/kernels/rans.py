@@ -1,0 +1,200 @@
+"""Interleaved range asymmetric numeral systems: tokens to 16-bit words and back.
+
+Symbol i belongs to lane i mod `lanes`; every lane is a 32-bit state in [2**16, 2**32) renormalised by 16-bit words,
+with 12-bit probabilities. Encoding runs backwards and fills the buffer from its end, so that decoding reads forwards:
+first the states of all lanes, then the words in the order the symbols need them. The AVX-512 functions and the
+scalar ones read and write the same bytes.
+
+Source: Duda 2013 (arXiv:1311.2540); Giesen 2014 (arXiv:1402.3392) for interleaving.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from prolepsis.kernels import simd
+
+PROBABILITY_BITS = 12
+PROBABILITY_ONE = 1 << PROBABILITY_BITS
+ALPHABET = 128
+MAX_LANES = 32
+SMALL_STREAM = 8192  # symbols; below it the 3 bytes a lane costs weigh more than the speed of vectors
+READ_AHEAD = 128  # bytes that must exist, with any content, behind what the decoders are given
+
+JIT = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+_u8, _u16, _u32, _u64 = np.uint8, np.uint16, np.uint32, np.uint64
+_LOW = _u32(1 << 16)
+
+_load8, _load16 = simd.loader(simd.I8x16), simd.loader(simd.I16x16)
+_load32 = simd.loader(simd.I32x16)
+_widen, _narrow8 = simd.converter(simd.I32x16, "zext"), simd.converter(simd.I8x16, "trunc")
+_narrow16 = simd.converter(simd.I16x16, "trunc")
+_first8, _second8 = simd.shuffler(simd.I32x16, range(8)), simd.shuffler(simd.I32x16, range(8, 16))
+_widen64, _narrow32 = simd.converter(simd.I64x8, "zext"), simd.converter(simd.I32x8, "trunc")
+_join = simd.shuffler(simd.I32x8, range(16))
+
+
+def lane_count(symbols: int) -> int:
+    """Lanes of a stream: part of the format."""
+    return MAX_LANES if symbols >= SMALL_STREAM else 4
+
+
+def decode_table(frequencies: NDArray[np.uint16]) -> NDArray[np.uint32]:
+    """uint32 [contexts * 4096], one entry per (context, slot): token | offset in token << 7 | frequency << 19.
+
+    `frequencies`: uint16 [contexts, 128], every row summing to 4096.
+    """
+    flat = frequencies.astype(np.int64)
+    token = np.repeat(np.tile(np.arange(ALPHABET), len(flat)), flat.ravel())
+    first = np.repeat((np.cumsum(flat, axis=1) - flat).ravel(), flat.ravel())
+    offset = np.arange(token.size) % PROBABILITY_ONE - first
+    return (token | offset << 7 | np.repeat(flat.ravel(), flat.ravel()) << 19).astype(np.uint32)
+
+
+def encode_table(frequencies: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Per (context, token): uint32 cumulative | frequency << 16, and uint64 ceil(2**44 / frequency).
+
+    The reciprocal divides exactly: a state before division is below frequency * 2**20.
+    """
+    flat = frequencies.astype(np.uint64)
+    start = np.cumsum(flat, axis=1, dtype=np.uint64) - flat
+    safe = np.maximum(flat, 1)
+    reciprocal = ((np.uint64(1) << np.uint64(44)) + safe - np.uint64(1)) // safe
+    return (start | flat << np.uint64(16)).astype(np.uint32).ravel(), reciprocal.ravel()
+
+
+@njit(**JIT)
+def read_states(words, p, states, lanes):
+    """Load the lanes' states from byte p of `words`; returns the byte behind them."""
+    for j in range(lanes):
+        states[j] = simd.load_u32(words, p + 4 * j)
+    return p + 4 * lanes
+
+
+@njit(**JIT)
+def decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens):
+    """Decode n tokens; returns the next byte position, or -1 as soon as it has passed `end`.
+
+    words: uint8 with READ_AHEAD readable bytes behind `end`. contexts, tokens: uint8 [>= n]. n is a multiple of
+    `lanes` except in the last call of a stream. table: `decode_table`.
+    """
+    for first in range(0, n, lanes):
+        if p > end:
+            return -1
+        for j in range(min(lanes, n - first)):
+            x = states[j]
+            e = table[(_u32(contexts[first + j]) << _u32(12)) | (x & _u32(4095))]
+            tokens[first + j] = _u8(e & _u32(127))
+            x = _u32((e >> _u32(19)) * (x >> _u32(12)) + ((e >> _u32(7)) & _u32(4095)))
+            if x < _LOW:
+                x = _u32((x << _u32(16)) | _u32(simd.load_u16(words, p)))
+                p += 2
+            states[j] = x
+    return p
+
+
+@njit(**JIT)
+def encode_scalar(tokens, contexts, n, lanes, table, reciprocals, words, p):
+    """Encode n tokens into `words` (uint8), downwards from byte p; returns where the stream begins.
+
+    Needs 2 n + 4 lanes + 32 bytes below p.
+    """
+    states = np.full(lanes, _LOW, _u32)
+    j = n % lanes
+    for i in range(n - 1, -1, -1):
+        j = (j if j > 0 else lanes) - 1
+        states[j], p = _push(states[j], tokens[i], contexts[i], table, reciprocals, words, p)
+    return write_states(words, p, states, lanes)
+
+
+@njit(inline="always")
+def _push(x, token, context, table, reciprocals, words, p):
+    k = (_u32(context) << _u32(7)) | _u32(token)
+    frequency = table[k] >> _u32(16)
+    full = (x >> _u32(20)) >= frequency
+    simd.store_u16(words, p - 2, x & _u32(0xFFFF))  # overwritten by the next symbol's where the lane is not full
+    p -= 2 if full else 0
+    x = x >> _u32(16) if full else x
+    quotient = _u32((_u64(x) * reciprocals[k]) >> _u64(44))
+    return _u32((quotient << _u32(12)) + (x - quotient * frequency) + (table[k] & _u32(0xFFFF))), p
+
+
+@njit(**JIT)
+def write_states(words, p, states, lanes):
+    """Store the lanes' states below byte p of `words`; returns where they begin."""
+    p -= 4 * lanes
+    for j in range(lanes):
+        simd.store_u32(words, p + 4 * j, states[j])
+    return p
+
+
+@njit(inline="always")
+def _decode_step(x, contexts, i, table, tokens, words, p):
+    slot = simd.bit_or(simd.shift_left(_widen(_load8(contexts, i)), 12), simd.bit_and(x, 4095))
+    e = simd.gather(table, slot)
+    simd.store(tokens, i, _narrow8(simd.bit_and(e, 127)))
+    offset = simd.bit_and(simd.shift_right(e, 7), 4095)
+    x = simd.add(simd.mul(simd.shift_right(e, 19), simd.shift_right(x, 12)), offset)
+    low = simd.less(x, 65536)
+    x = simd.select(low, simd.bit_or(simd.shift_left(x, 16), simd.expand(_widen(_load16(words, p)), low)), x)
+    return x, p + 2 * simd.count(low)
+
+
+@njit(**JIT)
+def decode_avx512(words, p, end, states, lanes, contexts, n, table, tokens):
+    """`decode_scalar` for 32 lanes in two vectors; other lane counts and the tail go through the scalar loop."""
+    if lanes != 32:
+        return decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens)
+    whole = n - n % 32
+    x, y = _load32(states, 0), _load32(states, 16)
+    for i in range(0, whole, 32):
+        if p > end:
+            return -1
+        x, p = _decode_step(x, contexts, i, table, tokens, words, p)
+        y, p = _decode_step(y, contexts, i + 16, table, tokens, words, p)
+    simd.store(states, 0, x)
+    simd.store(states, 16, y)
+    return decode_scalar(words, p, end, states, lanes, contexts[whole:], n - whole, table, tokens[whole:])
+
+
+@njit(inline="always")
+def _encode_step(x, tokens, contexts, i, table, reciprocals, words, p):
+    k = simd.bit_or(simd.shift_left(_widen(_load8(contexts, i)), 7), _widen(_load8(tokens, i)))
+    e = simd.gather(table, k)
+    frequency = simd.shift_right(e, 16)
+    full = simd.at_least(simd.shift_right(x, 20), frequency)
+    n = simd.count(full)
+    # The n words go to the top lanes: what the lower lanes spill below p - 2 n is overwritten by later steps.
+    upper = simd.at_least(simd.iota(), 16 - n)
+    simd.store(words, p - 32, _narrow16(simd.expand(simd.compress(x, full), upper)))
+    x = simd.select(full, simd.shift_right(x, 16), x)
+    low = simd.mul(_widen64(_first8(x, x)), simd.gather_long(reciprocals, _first8(k, k)))
+    high = simd.mul(_widen64(_second8(x, x)), simd.gather_long(reciprocals, _second8(k, k)))
+    quotient = _join(_narrow32(simd.shift_right(low, 44)), _narrow32(simd.shift_right(high, 44)))
+    rest = simd.sub(x, simd.mul(quotient, frequency))
+    x = simd.add(simd.add(simd.shift_left(quotient, 12), rest), simd.bit_and(e, 0xFFFF))
+    return x, p - 2 * n
+
+
+@njit(**JIT)
+def encode_avx512(tokens, contexts, n, lanes, table, reciprocals, words, p):
+    """`encode_scalar` for 32 lanes in two vectors."""
+    if lanes != 32:
+        return encode_scalar(tokens, contexts, n, lanes, table, reciprocals, words, p)
+    states = np.full(lanes, _LOW, _u32)
+    whole = n - n % 32
+    for i in range(n - 1, whole - 1, -1):
+        j = i - whole
+        states[j], p = _push(states[j], tokens[i], contexts[i], table, reciprocals, words, p)
+    x, y = _load32(states, 0), _load32(states, 16)
+    for i in range(whole - 32, -1, -32):
+        y, p = _encode_step(y, tokens, contexts, i + 16, table, reciprocals, words, p)
+        x, p = _encode_step(x, tokens, contexts, i, table, reciprocals, words, p)
+    simd.store(states, 0, x)
+    simd.store(states, 16, y)
+    return write_states(words, p, states, lanes)
+
+
+decode = decode_avx512 if simd.AVX512 else decode_scalar
+encode = encode_avx512 if simd.AVX512 else encode_scalar

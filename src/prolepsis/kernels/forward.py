@@ -54,30 +54,29 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True)
-def _norm(gains, hidden, eps, stream, change, activations, row, source, add):
-    """activations[row] = norm of a row of the residual stream (after adding the last change to it), quantised."""
-    if add:
-        add_row(stream, source * hidden, hidden, change, source * hidden)
+def _norm(gains, hidden, eps, stream, change, activations, row, source):
+    """Adds the last change to a row of the residual stream; activations[row] = its norm, quantised."""
+    add_row(stream, source * hidden, hidden, change, source * hidden)
     norm_row(stream, source * hidden, hidden, gains, 0, eps, activations.x, row * hidden)
     quantise(activations, row, hidden)
 
 
-@njit(cache=True)
-def _norm_rows(plan, scratch, rows, norm, add):
+@njit(inline="always")
+def _norm_rows(plan, scratch, rows, norm):
     gains = plan.norms[norm * plan.hidden : (norm + 1) * plan.hidden]
     if rows > _SERIAL_ROWS:
-        _norm_parallel(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, rows, add)
+        _norm_parallel(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, rows)
         return
     for row in range(rows):
-        _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, row, row, add)
+        _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, row, row)
 
 
 @njit(cache=True, parallel=True)
-def _norm_parallel(gains, hidden, eps, stream, change, activations, rows, add):
+def _norm_parallel(gains, hidden, eps, stream, change, activations, rows):
     x, quants, records = activations
     for i in prange(rows):
         row = np.int64(i)
-        _norm(gains, hidden, eps, stream, change, Activations(x, quants, records), row, row, add)
+        _norm(gains, hidden, eps, stream, change, Activations(x, quants, records), row, row)
 
 
 @njit(cache=True)
@@ -105,7 +104,7 @@ def _rotate(pool, tables, layer, cos, sin, rotary, scale, projected, query, head
         store_head(pool.dtype, projected, key + kv_heads * dim, dim, pool.v, at + inside * dim)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _rotate_rows(plan, pool, tables, scratch, layer, rows, sequences, positions):
     if rows > _SERIAL_ROWS:
         _rotate_parallel(
@@ -139,7 +138,7 @@ def _gate(activations, projected, width, row):
     quantise(activations, row, width)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _gate_rows(activations, projected, width, rows):
     if rows > _SERIAL_ROWS:
         _gate_parallel(activations, projected, width, rows)
@@ -156,7 +155,7 @@ def _gate_parallel(activations, projected, width, rows):
         _gate(Activations(x, quants, records), projected, width, row)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _quantise_rows(activations, width, rows):
     if rows > _SERIAL_ROWS:
         _quantise_parallel(activations, width, rows)
@@ -173,22 +172,22 @@ def _quantise_parallel(activations, width, rows):
         quantise(Activations(x, quants, records), row, width)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _product(plan, scratch, layer, group, rows, out, stride):
     first, count = plan.groups[4 * layer + group, 0], plan.groups[4 * layer + group, 1]
     multiply(plan.weights, first, count, scratch.activations, rows, out, stride)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _layer(plan, pool, tiles, scratch, layer, rows, sequences, positions):
     width, dim = plan.heads * pool.head_dim, pool.head_dim
-    _norm_rows(plan, scratch, rows, 2 * layer, layer > 0)
+    _norm_rows(plan, scratch, rows, 2 * layer)
     _product(plan, scratch, layer, QKV, rows, scratch.projected, width + 2 * pool.kv_heads * dim)
     _rotate_rows(plan, pool, tiles.tables, scratch, layer, rows, sequences, positions)
     attend(pool, tiles, layer, plan.heads // pool.kv_heads, scratch.query[: rows * width], scratch.activations.x)
     _quantise_rows(scratch.activations, width, rows)
     _product(plan, scratch, layer, ATTENTION_OUT, rows, scratch.change, plan.hidden)
-    _norm_rows(plan, scratch, rows, 2 * layer + 1, True)
+    _norm_rows(plan, scratch, rows, 2 * layer + 1)
     _product(plan, scratch, layer, GATE_UP, rows, scratch.projected, 2 * plan.intermediate)
     _gate_rows(scratch.activations, scratch.projected, plan.intermediate, rows)
     _product(plan, scratch, layer, DOWN, rows, scratch.change, plan.hidden)
@@ -203,6 +202,7 @@ def forward(plan, pool, tiles, scratch, tokens, sequences, positions, logit_rows
     logit_rows int64 [n]: ascending; logits float32 [n, padded vocabulary], written.
     """
     rows = tokens.size
+    scratch.change[: rows * plan.hidden] = 0.0
     for row in range(rows):
         unpack_row(plan.weights, plan.embedding, tokens[row], scratch.stream, row * plan.hidden)
     for layer in range(plan.layers):
@@ -211,7 +211,5 @@ def forward(plan, pool, tiles, scratch, tokens, sequences, positions, logit_rows
         return
     gains = plan.norms[2 * plan.layers * plan.hidden :]
     for i in range(logit_rows.size):
-        _norm(
-            gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, i, logit_rows[i], True
-        )  # fmt: skip
-    multiply(plan.weights, plan.head, 1, scratch.activations, logit_rows.size, logits.reshape(-1), logits.shape[1])
+        _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, i, logit_rows[i])
+    multiply(plan.weights, plan.head, np.int64(1), scratch.activations, logit_rows.size, logits.reshape(-1), logits.shape[1])

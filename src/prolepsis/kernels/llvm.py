@@ -95,9 +95,9 @@ def nearest(b, x):
 def tree(b, combine, vector):
     """Reduce 16 lanes to a scalar by halving: lane i meets lane i + 8, then i + 4, i + 2, i + 1."""
     for half in (8, 4, 2, 1):
-        lanes = [i + half if i < half else i for i in range(LANES)]
-        mask = ir.Constant(ir.VectorType(I32, LANES), lanes)
-        vector = combine(vector, b.shuffle_vector(vector, vector, mask))
+        kind = ir.VectorType(I32, half)
+        low, high = (ir.Constant(kind, list(range(start, start + half))) for start in (0, half))
+        vector = combine(b.shuffle_vector(vector, vector, low), b.shuffle_vector(vector, vector, high))
     return b.extract_element(vector, I32(0))
 
 

@@ -16,7 +16,7 @@ from prolepsis.kernels.attention_parts import UNIT, add_values, divide_row, expo
 
 PART = 128  # tokens of context that are one unit of work
 TILE_QUERIES = 24  # queries (rows x heads of a group) that share one read of K and V
-_ENOUGH_ITEMS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
+_ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
 class KVPool(NamedTuple):
@@ -69,22 +69,24 @@ def _attend_part(pool, tables, sequence, layer, head, q, queries, group, positio
     out[: queries * dim] = 0.0
     for token in range(start, stop, size):
         at = ((base + tables[sequence, token // size]) * pool.kv_heads + head) * dim * size
-        count = min(size, stop - token)
-        # Queries whose own position lies inside these tokens stop short, one by one; the others go together.
-        partial = min(max(token + count - 1 - position, 0) * group, queries)
-        for v in range(partial):
-            seen = position + v // group + 1 - token
+        count, v = min(size, stop - token), 0
+        while v < queries:
+            # A row whose own position lies inside these tokens stops short; from the first that sees all, all do.
+            seen = min(position + v // group + 1 - token, count)
+            together = queries - v if seen == count else group
             if seen > 0:
-                add_values(pool.dtype, pool.v, at, seen, dim, scores, token - start, PART, v, 1, out)
-        add_values(pool.dtype, pool.v, at, count, dim, scores, token - start, PART, partial, queries - partial, out)
+                add_values(pool.dtype, pool.v, at, seen, dim, scores, token - start, PART, v, together, out)
+            v += together
 
 
 @njit(cache=True)
-def _fold(part_index, queries, dim, total, state, part, part_state):
-    """Merge one part's results into the running ones."""
-    if part_index == 0:
-        total[: queries * dim] = part[: queries * dim]
-        state[: 2 * queries] = part_state[: 2 * queries]
+def _fold(first, queries, dim, total, state, part, part_state):
+    """Merge one part's results into the running ones; the first part is where they start."""
+    if first:
+        for i in range(queries * dim):
+            total[i] = part[i]
+        for i in range(2 * queries):
+            state[i] = part_state[i]
         return
     for v in range(queries):
         if part_state[2 * v + 1] > 0.0:
@@ -100,36 +102,7 @@ def _finish(queries, dim, group, head, heads, row, total, state, out):
 
 
 @njit(cache=True, parallel=True)
-def _by_tile(pool, tiles, layer, group, q, out):
-    k, v, num_blocks, heads, dim, block_size, dtype = pool
-    first_row, num_rows, first_position, sequences, tables = tiles
-    rows = q.size // (heads * group * dim)
-    items = first_row.size * heads
-    for i in prange(items):
-        # Later tiles of a prompt see more: pair the first with the last, so that equal shares are equal work.
-        pair = np.int64(i) // 2
-        item = pair if np.int64(i) % 2 == 0 else items - 1 - pair
-        head, tile = item % heads, item // heads
-        row, position = first_row[tile], first_position[tile]
-        queries = num_rows[tile] * group
-        at = (head * rows + row) * group * dim
-        query = q[at : at + queries * dim]
-        scores = np.empty(queries * PART, np.float32)
-        part, total = np.empty(queries * dim, np.float32), np.empty(queries * dim, np.float32)
-        part_state, state = np.empty(2 * queries, np.float32), np.empty(2 * queries, np.float32)
-        blocks = KVPool(k, v, num_blocks, heads, dim, block_size, dtype)
-        end = position + num_rows[tile]
-        for start in range(0, end, PART):
-            _attend_part(
-                blocks, tables, sequences[tile], layer, head, query, queries, group, position, start,
-                min(start + PART, end), scores, part, part_state,
-            )  # fmt: skip
-            _fold(start // PART, queries, dim, total, state, part, part_state)
-        _finish(queries, dim, group, head, heads * group, row, total, state, out)
-
-
-@njit(cache=True, parallel=True)
-def _by_part(pool, tiles, layer, group, q, out):
+def _attend_all(pool, tiles, layer, group, q, out):
     k, v, num_blocks, heads, dim, block_size, dtype = pool
     first_row, num_rows, first_position, sequences, tables = tiles
     rows = q.size // (heads * group * dim)
@@ -137,41 +110,46 @@ def _by_part(pool, tiles, layer, group, q, out):
     for tile in range(first_row.size):
         longest = max(longest, first_position[tile] + num_rows[tile])
         widest = max(widest, num_rows[tile] * group)
+    pairs = first_row.size * heads
     parts = (longest + PART - 1) // PART
-    items = first_row.size * heads
-    results = np.empty((items * parts, widest * dim), np.float32)
-    states = np.empty((items * parts, 2 * widest), np.float32)
-    for i in prange(items * parts):
-        item, start = np.int64(i) // parts, np.int64(i) % parts * PART
-        tile, head = item // heads, item % heads
-        position = first_position[tile]
-        end = position + num_rows[tile]
-        if start < end:
-            queries = num_rows[tile] * group
-            at = (head * rows + first_row[tile]) * group * dim
+    # Few pairs: every part of their context is an item of its own, so that all threads have work.
+    span, shares = (1, parts) if pairs < _ENOUGH_PAIRS else (parts, 1)
+    items = pairs * shares
+    results = np.empty((items, widest * dim), np.float32)
+    states = np.empty((items, 2 * widest), np.float32)
+    for i in prange(items):
+        # Later tiles of a prompt see more: the first goes with the last, so that equal shares are equal work.
+        half = np.int64(i) // 2
+        item = half if np.int64(i) % 2 == 0 else items - 1 - half
+        pair, share = item // shares, item % shares
+        tile, head = pair // heads, pair % heads
+        end = first_position[tile] + num_rows[tile]
+        queries = num_rows[tile] * group
+        at = (head * rows + first_row[tile]) * group * dim
+        scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
+        part_state = np.empty(2 * queries, np.float32)
+        first = share * span * PART
+        for start in range(first, min(first + span * PART, end), PART):
             _attend_part(
                 KVPool(k, v, num_blocks, heads, dim, block_size, dtype), tables, sequences[tile], layer, head,
-                q[at : at + queries * dim], queries, group, position, start, min(start + PART, end),
-                np.empty(queries * PART, np.float32), results[i], states[i],
+                q[at : at + queries * dim], queries, group, first_position[tile], start, min(start + PART, end),
+                scores, part, part_state,
             )  # fmt: skip
-    for item in range(items):
-        tile, first = item // heads, item * parts
+            _fold(start == first, queries, dim, results[item], states[item], part, part_state)
+    for pair in range(pairs):
+        tile, first = pair // heads, pair * shares
         queries = num_rows[tile] * group
-        for part in range(1, (first_position[tile] + num_rows[tile] + PART - 1) // PART):
-            _fold(part, queries, dim, results[first], states[first], results[first + part], states[first + part])
-        _finish(
-            queries, dim, group, item % heads, heads * group, first_row[tile], results[first], states[first], out
-        )  # fmt: skip
+        if shares > 1:
+            for item in range(first + 1, first + (first_position[tile] + num_rows[tile] + PART - 1) // PART):
+                _fold(np.bool_(False), queries, dim, results[first], states[first], results[item], states[item])
+        _finish(queries, dim, group, pair % heads, heads * group, first_row[tile], results[first], states[first], out)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def attend(pool, tiles, layer, group, q, out):
     """out = softmax(q k^T) v over each row's own past, itself included.
 
     q float32 [kv_heads, rows, group, head_dim] (already rotated and scaled), out float32 [rows, heads * head_dim],
     both flat. Block sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32.
     """
-    if tiles.first_row.size * pool.kv_heads >= _ENOUGH_ITEMS:
-        _by_tile(pool, tiles, layer, group, q, out)
-    else:
-        _by_part(pool, tiles, layer, group, q, out)
+    _attend_all(pool, tiles, layer, group, q, out)

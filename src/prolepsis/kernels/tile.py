@@ -81,8 +81,8 @@ def _steps(b, kind, w, cell):
     return [b.fmul(scale, b.sitofp(b.sext(signed, INTS), FLOATS)) for signed in halves]
 
 
-def _quantised_cell(b, kind, w, cell, quants, records, y):
-    """Adds one cell's products to the accumulators y; `quants` and `records` give (pointer, byte offset) by row."""
+def _quantised_cell(b, kind, w, cell, quants, records, accumulators):
+    """Adds one cell's products to the accumulators; `quants` and `records` give (pointer, byte offset) by row."""
     groups, steps = _unpack(b, kind, w, cell), _steps(b, kind, w, cell)
     parts = len(steps)
 
@@ -96,7 +96,7 @@ def _quantised_cell(b, kind, w, cell, quants, records, y):
         negated = broadcast_at(b, INTS, *word(t, _WHOLE_SUM if parts == 1 else _FIRST_SUM + part))
         return b.shl(negated, splat(INTS, _BIAS_SHIFT[kind]))
 
-    sums = [[start(t, part) for part in range(parts)] for t in range(len(y))]
+    sums = [[start(t, part) for part in range(parts)] for t in range(len(accumulators))]
     for g, weights in enumerate(groups):
         part = g * parts // len(groups)
         for t, row in enumerate(sums):
@@ -106,27 +106,28 @@ def _quantised_cell(b, kind, w, cell, quants, records, y):
     minimum = half_to_float(b, load(b, HALFS, w, b.add(cell, I64(32)))) if kind == Q4_1 else None
     for t, row in enumerate(sums):
         scale = broadcast_at(b, FLOATS, *word(t, _SCALE))
+        value = b.load(accumulators[t])
         for isum, step in zip(row, steps, strict=True):
-            y[t] = fma(b, b.sitofp(isum, FLOATS), b.fmul(step, scale), y[t])
+            value = fma(b, b.sitofp(isum, FLOATS), b.fmul(step, scale), value)
         if minimum is not None:
-            y[t] = fma(b, minimum, broadcast_at(b, FLOATS, *word(t, _TOTAL)), y[t])
-    return y
+            value = fma(b, minimum, broadcast_at(b, FLOATS, *word(t, _TOTAL)), value)
+        b.store(value, accumulators[t])
 
 
-def _float_cell(b, kind, w, cell, x, y):
-    """As `_quantised_cell`, for float weights and float32 activations."""
+def _float_cell(b, kind, w, cell, x, accumulators):
+    """As `_quantised_cell`, for float weights and float32 activations; `accumulators` are stack slots."""
     width = 4 if kind == F32 else 2
-    for column in range(CELL):
-        at = b.add(cell, I64(column * LANES * width))
+    with cgutils.for_range(b, I64(CELL)) as loop:
+        at = b.add(cell, scaled(b, loop.index, LANES * width))
         if kind == F32:
             weights = load(b, FLOATS, w, at)
         else:
             widen = half_to_float if kind == F16 else brain_to_float
             weights = widen(b, load(b, HALFS, w, at))
-        for t, accumulator in enumerate(y):
+        for t, slot in enumerate(accumulators):
             base, offset = x(t)
-            y[t] = fma(b, weights, broadcast_at(b, FLOATS, base, b.add(offset, I64(4 * column))), accumulator)
-    return y
+            value = broadcast_at(b, FLOATS, base, b.add(offset, scaled(b, loop.index, 4)))
+            b.store(fma(b, weights, value, b.load(slot)), slot)
 
 
 def _product(b, kind, count, first, tile, activations, output):
@@ -147,13 +148,10 @@ def _product(b, kind, count, first, tile, activations, output):
 
             return address
 
-        y = [b.load(slot) for slot in accumulators]
         if kind in (F16, BF16, F32):
-            y = _float_cell(b, kind, w, cell, at(x, 4 * CELL), y)
+            _float_cell(b, kind, w, cell, at(x, 4 * CELL), accumulators)
         else:
-            y = _quantised_cell(b, kind, w, cell, at(quants, CELL), at(records, 4 * RECORD), y)
-        for slot, value in zip(accumulators, y, strict=True):
-            b.store(value, slot)
+            _quantised_cell(b, kind, w, cell, at(quants, CELL), at(records, 4 * RECORD), accumulators)
     for t, slot in enumerate(accumulators):
         index = b.add(b.mul(b.add(first, I64(t)), stride), column)
         store(b, b.load(slot), out, scaled(b, index, 4))

@@ -130,7 +130,7 @@ def measure(kv: NDArray[np.uint16], dtype: DType, rope: RopeSpec | None, start: 
     """
     layers, _, count, heads, dim = kv.shape
     spans = list(grid_spans(start, count))
-    sample = spans[:: -(-len(spans) // _SAMPLED_SEGMENTS)]
+    sample = spans[:: max(1, -(-len(spans) // _SAMPLED_SEGMENTS))]
 
     def parts(every: int = 1) -> Iterator[tuple[Span, NDArray[np.uint16]]]:
         for span in sample[::every]:

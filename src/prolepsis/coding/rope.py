@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels import rope_table as tables
 
-_Factor = Annotated[float, Meta(gt=0, le=1e9)]
+_Factor = Annotated[float, Meta(ge=1e-3, le=1e9)]
 
 
 class RopeLike(Protocol):

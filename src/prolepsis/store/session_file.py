@@ -1,0 +1,115 @@
+"""Session files on a disk: saved whole or not at all."""
+
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from prolepsis.coding.reader import SessionReader
+from prolepsis.errors import InputError
+
+_STALE = 3600  # seconds after which the rest of a killed save is removed by the next one
+
+
+@contextmanager
+def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A new binary file that takes the place of `path` when the block ends well.
+
+    The file is written beside `path`, synced, and renamed, then the directory is synced: whatever happens on the
+    way (an exception, Ctrl-C, a full disk, a killed process, a power cut), `path` holds either all of the old bytes
+    or all of the new ones. On an exception the unfinished file is removed.
+
+    Raises:
+        InputError: `path` is a directory, its directory is missing or not writable, or the disk is full.
+    """
+    target = Path(os.path.realpath(path))
+    mode = _check_target(Path(path), target)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    _remove_stale(target)
+    try:
+        file = open(unfinished, "xb")  # noqa: SIM115 - closed below, before the rename
+    except OSError as error:
+        raise _cannot_save(path, error) from error
+    try:
+        with file:
+            if mode is not None:
+                os.chmod(unfinished, mode)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        raise _cannot_save(path, error) from error
+    finally:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
+@contextmanager
+def open_session(path: str | os.PathLike[str]) -> Iterator[SessionReader]:
+    """The session file at `path`, for reading.
+
+    Raises:
+        InputError: it cannot be opened.
+        SegmentError: it is no whole, sound session file.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed by the block below
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        yield SessionReader(file, str(path))
+
+
+def _check_target(path: Path, target: Path) -> int | None:
+    """Permission bits of the file to be replaced, if there is one."""
+    if not target.parent.is_dir():
+        raise InputError(f"{path} cannot be saved: there is no directory {target.parent}")
+    try:
+        status = target.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _cannot_save(path, error) from error
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"{path} is a directory; give the name of a file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path} is not a regular file and will not be replaced")
+    if not os.access(target, os.W_OK):
+        raise InputError(f"{path} is write-protected and will not be replaced")
+    return stat.S_IMODE(status.st_mode)
+
+
+def _cannot_save(path: str | os.PathLike[str], error: OSError) -> InputError:
+    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+    return InputError(f"{os.fspath(path)} cannot be saved: {reason}; an older file of that name is unchanged")
+
+
+def _remove_stale(target: Path) -> None:
+    """Delete what earlier saves of `target` left behind when they were killed."""
+    for rest in target.parent.glob(f".{_literal(target.name)}.*.part"):
+        with suppress(OSError):
+            if time.time() - rest.stat().st_mtime > _STALE:
+                rest.unlink()
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable. Some file systems refuse to sync a directory; the file itself is synced already."""
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

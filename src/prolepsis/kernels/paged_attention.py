@@ -118,9 +118,10 @@ def _attend_all(pool, tiles, layer, group, q, out):
     results = np.empty((items, widest * dim), np.float32)
     states = np.empty((items, 2 * widest), np.float32)
     for i in prange(items):
-        # Later tiles of a prompt see more: the first goes with the last, so that equal shares are equal work.
-        half = np.int64(i) // 2
-        item = half if np.int64(i) % 2 == 0 else items - 1 - half
+        item = np.int64(i)
+        if shares == 1:
+            # Later tiles of a prompt see more: the first goes with the last, so that equal shares are equal work.
+            item = item // 2 if item % 2 == 0 else items - 1 - item // 2
         pair, share = item // shares, item % shares
         tile, head = pair // heads, pair % heads
         end = first_position[tile] + num_rows[tile]

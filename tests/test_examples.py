@@ -1,0 +1,53 @@
+"""The examples run as they are, each in a process of its own, and show what they promise."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prolepsis.errors import ProlepsisError
+from prolepsis.model.pull import DEFAULT_MODEL, resolve
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMISES = {
+    "codec_alone.py": ["every bit restored: True"],
+    "generate.py": ["the same tokens alone and together: True"],
+    "chat_session.py": ["Paris", "restored", "Berlin"],
+}
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside the tests")
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    """The default model, fetched if need be."""
+    try:
+        return str(resolve(DEFAULT_MODEL))
+    except ProlepsisError as error:
+        pytest.skip(f"{DEFAULT_MODEL} cannot be fetched: {error}")
+
+
+def output_of(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    outcome = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
+
+
+def test_there_are_no_other_examples() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+
+
+def test_the_codec_works_alone() -> None:
+    assert_promised("codec_alone.py", output_of("codec_alone.py"))
+
+
+@pytest.mark.parametrize("name", sorted(PROMISES.keys() - {"codec_alone.py"}))
+def test_example(name: str, model: str) -> None:
+    assert_promised(name, output_of(name, model))
+
+
+def assert_promised(name: str, output: str) -> None:
+    missing = [promise for promise in PROMISES[name] if promise not in output]
+    assert not missing, output

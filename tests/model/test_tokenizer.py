@@ -143,7 +143,7 @@ def changed(file: GGUFFile, **changes: object) -> GGUFFile:
     [
         ({"model": None}, "holds no tokenizer"),
         ({"model": "no_vocab"}, "holds no tokenizer"),
-        ({"model": "rwkv"}, "tokenizer.ggml.model = 'rwkv' is not supported; supported: gpt2"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model = 'rwkv' is not supported; supported: gpt2, llama"),
         ({"pre": "newest"}, "tokenizer.ggml.pre = 'newest' is not supported; supported: .*gpt-2.*smollm"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is missing or not a list of strings"),

@@ -90,22 +90,14 @@ _BYTE_OF = _byte_alphabet()
 _TO_LATIN1 = str.maketrans(_BYTE_OF)
 
 
-def spelled_bytes(token: str) -> bytes:
-    """The bytes a token's text stands for.
-
-    A token with a character that stands for no byte (some files store such tokens as plain text) is its UTF-8.
-    """
-    if all(character in _BYTE_OF for character in token):
-        return token.translate(_TO_LATIN1).encode("latin-1")
-    return token.encode("utf-8")
-
-
 class ByteLevelBPE:
     """Ids of text without special tokens.
 
     A byte that has no token of its own in the vocabulary is dropped, as the reference tokenizers do
     (SmolLM2's vocabulary lacks a few control characters); `missing_bytes` has them.
     """
+
+    add_space_prefix = False
 
     def __init__(self, vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> None:
         """Build the tokenizer.
@@ -117,8 +109,16 @@ class ByteLevelBPE:
         self.missing_bytes = frozenset(ord(byte) for character, byte in _BYTE_OF.items() if character not in vocabulary)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def spelled_bytes(self, token: str) -> bytes:
+        """The bytes a token's text stands for.
+
+        A token with a character that stands for no byte (some files have such tokens as plain text) is its UTF-8.
+        """
+        if all(character in _BYTE_OF for character in token):
+            return token.translate(_TO_LATIN1).encode("latin-1")
+        return token.encode("utf-8")
 
 
 def _backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> Backend:

@@ -1,8 +1,8 @@
 """Text to token ids and back, built from a GGUF file's own metadata.
 
-Special tokens are handled here, the text between them by `byte_bpe`. Two kinds of tokens are matched as
-whole strings before anything else: *user-defined* ones always, *control* ones (end of turn and the like)
-only where the caller asks for it with `parse_special`, so that text which merely spells one stays text.
+Special tokens are handled here, the text between them by `byte_bpe` or `sentencepiece_bpe`. Two kinds of tokens
+are matched as whole strings before anything else: *user-defined* ones always, *control* ones (end of turn and the
+like) only where the caller asks for it with `parse_special`, so that text which merely spells one stays text.
 Where several match, the leftmost wins, then the longest.
 """
 
@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from prolepsis.errors import InputError, ModelFileError
-from prolepsis.model.byte_bpe import PRE_TOKENIZERS, ByteLevelBPE, spelled_bytes
+from prolepsis.model.byte_bpe import PRE_TOKENIZERS, ByteLevelBPE
 from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.sentencepiece_bpe import SentencePieceBPE
 
 # Values of `tokenizer.ggml.token_type`.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 # Control tokens that end a turn or a text, whichever of them the file declares as its EOS.
 _ENDING_TEXTS = frozenset(
@@ -28,9 +29,13 @@ _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class TextModel(Protocol):
-    """Encodes text that holds no special tokens."""
+    """Encodes text that holds no special tokens; `add_space_prefix`: it puts a space before every text."""
+
+    add_space_prefix: bool
 
     def encode(self, text: str) -> list[int]: ...
+
+    def spelled_bytes(self, token: str) -> bytes: ...
 
 
 class StreamDecoder:
@@ -42,11 +47,16 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._drop_space = tokenizer.add_space_prefix
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; may be empty."""
-        return self._utf8.decode(self._tokenizer.decoded_bytes(token_id, self._skip_special))
+        new = self._tokenizer.decoded_bytes(token_id, self._skip_special)
+        if self._drop_space and new:
+            self._drop_space = False
+            new = new.removeprefix(b" ")
+        return self._utf8.decode(new)
 
     def finish(self) -> str:
         """U+FFFD if the ids ended inside a character, else an empty string."""
@@ -62,6 +72,7 @@ class Tokenizer:
         eos_ids: ids that end generation; may be empty.
         special_tokens: text -> id of the control tokens.
         add_bos: whether `encode` puts `bos_id` first unless told otherwise.
+        add_space_prefix: whether `encode` puts a space before a text, and `decode` takes one away.
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = eos_ids
         self.add_bos = add_bos
+        self.add_space_prefix = model.add_space_prefix
         self._tokens = tokens
         self._model = model
         kinds = {index: kind for index, kind in enumerate(types) if kind != NORMAL and tokens[index]}
@@ -159,7 +171,7 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             raise InputError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
         token = self._tokens[token_id]
-        return token.encode("utf-8") if token_id in self._literal_ids else spelled_bytes(token)
+        return token.encode("utf-8") if token_id in self._literal_ids else self._model.spelled_bytes(token)
 
     def decoded_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
         """What `token_id` adds to decoded text: `token_bytes`, or nothing for a skipped special token."""
@@ -173,7 +185,8 @@ class Tokenizer:
         Raises:
             InputError: an id is not in the vocabulary.
         """
-        return b"".join(self.decoded_bytes(i, skip_special) for i in ids).decode("utf-8", "replace")
+        joined = b"".join(self.decoded_bytes(i, skip_special) for i in ids)
+        return (joined.removeprefix(b" ") if self.add_space_prefix else joined).decode("utf-8", "replace")
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one at a time."""
@@ -190,28 +203,49 @@ def _from_metadata(metadata: dict[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None or kind in ("none", "no_vocab"):
         raise ModelFileError("the file holds no tokenizer (tokenizer.ggml.model); give token ids instead of text")
-    if kind != "gpt2":
-        raise ModelFileError(f"tokenizer.ggml.model = {kind!r} is not supported; supported: gpt2")
+    if kind not in ("gpt2", "llama"):
+        raise ModelFileError(f"tokenizer.ggml.model = {kind!r} is not supported; supported: gpt2, llama")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise ModelFileError(f"tokenizer.ggml.tokens has {twice!r} twice")
-    pre_name = metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(pre_name, str) or pre_name not in PRE_TOKENIZERS:
-        raise ModelFileError(
-            f"tokenizer.ggml.pre = {pre_name!r} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
-        )
-    pre = PRE_TOKENIZERS[pre_name]
     types = _types(metadata, tokens)
+    model, add_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(metadata, vocabulary, types)
     return Tokenizer(
         tokens,
         types,
-        ByteLevelBPE(vocabulary, _strings(metadata, "tokenizer.ggml.merges"), pre),
+        model,
         bos_id=_token_id(metadata, "bos_token_id", len(tokens)),
         eos_ids=_eos_ids(metadata, vocabulary, types),
-        add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token", pre.add_bos),
+        add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token", add_bos),
     )
+
+
+def _byte_level(metadata: dict[str, Any], vocabulary: dict[str, int], types: list[int]) -> tuple[TextModel, bool]:
+    """The text model of a "gpt2" file, and whether such a file means a BOS unless it says otherwise."""
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        raise ModelFileError(
+            f"tokenizer.ggml.pre = {name!r} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    pre = PRE_TOKENIZERS[name]
+    return ByteLevelBPE(vocabulary, _strings(metadata, "tokenizer.ggml.merges"), pre), pre.add_bos
+
+
+def _sentencepiece(metadata: dict[str, Any], vocabulary: dict[str, int], types: list[int]) -> tuple[TextModel, bool]:
+    """As `_byte_level`, for a "llama" file."""
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(types) or type(scores[0]) is not float:
+        raise ModelFileError(f"tokenizer.ggml.scores does not give one number for each of {len(types)} tokens")
+    model = SentencePieceBPE(
+        {token: i for token, i in vocabulary.items() if types[i] in (NORMAL, USER_DEFINED)},
+        scores,
+        {token: i for token, i in vocabulary.items() if types[i] == BYTE},
+        _token_id(metadata, "unknown_token_id", len(types)),
+        _flag(metadata, "tokenizer.ggml.add_space_prefix", True),
+    )
+    return model, True
 
 
 def _strings(metadata: dict[str, Any], key: str) -> list[str]:

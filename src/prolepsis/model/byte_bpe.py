@@ -93,8 +93,8 @@ _TO_LATIN1 = str.maketrans(_BYTE_OF)
 class ByteLevelBPE:
     """Ids of text without special tokens.
 
-    A byte that has no token of its own in the vocabulary is dropped, as the reference tokenizers do
-    (SmolLM2's vocabulary lacks a few control characters); `missing_bytes` has them.
+    A byte that has no token of its own in the vocabulary is dropped, as the reference tokenizers do: SmolLM2's
+    lacks six control characters and the first bytes of unassigned planes.
     """
 
     add_space_prefix = False
@@ -106,7 +106,6 @@ class ByteLevelBPE:
             ModelFileError: a merge is not two tokens of the vocabulary whose joined text is a token.
         """
         self._backend = _backend(vocabulary, merges, pre)
-        self.missing_bytes = frozenset(ord(byte) for character, byte in _BYTE_OF.items() if character not in vocabulary)
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from prolepsis.coding.ordinals import DType
 from prolepsis.coding.profile import GRID, Geometry
 from prolepsis.coding.rope import RopeSpec
-from prolepsis.errors import SegmentError
+from prolepsis.errors import InputError, SegmentError
 
 MAGIC = b"\x89PKV\r\n\x1a\n"
 VERSION = 1
 MAX_HEADER = 1 << 26
 MAX_METADATA = 1 << 24
 MAX_POSITION = 1 << 40
-MAX_CHANNELS = 1 << 22  # layers * 2 * kv_heads * head_dim
+MAX_CHANNELS = 1 << 21  # layers * 2 * kv_heads * head_dim
 
 PREAMBLE = struct.Struct("<8sHHIQ")  # magic, version, 0, header length, checksum
 SEGMENT = struct.Struct("<4sIQIIQQ")  # "SEGM", tokens, start, block hashes, 0, payload length, checksum
@@ -93,8 +93,16 @@ def checksum(*parts: bytes | memoryview) -> int:
 
 
 def pack_header(header: Header) -> bytes:
-    """Preamble and header."""
+    """Preamble and header.
+
+    Raises:
+        InputError: the header holds something that a reader would refuse.
+    """
     body = msgspec.msgpack.encode(header)
+    try:
+        _unpack_header(body)
+    except ValueError as error:
+        raise InputError(f"this cache cannot be saved: {error}") from error
     front = PREAMBLE.pack(MAGIC, VERSION, 0, len(body), 0)[:-8]
     return front + struct.pack("<Q", checksum(front, body)) + body
 
@@ -126,16 +134,23 @@ def read_header(file: BinaryIO, name: str) -> Header:
     if checksum(preamble[:-8], body) != expected:
         raise SegmentError(f"{name}: the header is damaged: its checksum differs")
     try:
-        header = msgspec.msgpack.decode(body, type=Header)
-    except msgspec.MsgspecError as error:
+        return _unpack_header(body)
+    except ValueError as error:
         raise SegmentError(f"{name}: the header is not valid: {error}") from error
+
+
+def _unpack_header(body: bytes) -> Header:
+    """Raises ValueError (which msgspec's errors are) for anything out of bounds."""
+    header = msgspec.msgpack.decode(body, type=Header)
     channels = header.layers * 2 * header.kv_heads * header.head_dim
-    if channels > MAX_CHANNELS:
-        raise SegmentError(f"{name}: {channels} channels a token, more than the {MAX_CHANNELS} this version reads")
-    if header.kv_heads % header.heads_per_stream or GRID % header.block_size:
-        raise SegmentError(f"{name}: the header is not valid: heads or blocks do not divide evenly")
+    if channels > MAX_CHANNELS or len(body) > MAX_HEADER:
+        raise ValueError(f"{channels} channels a token, more than the {MAX_CHANNELS} this version takes")
+    if header.kv_heads % header.heads_per_stream:
+        raise ValueError(f"{header.kv_heads} heads cannot be cut into streams of {header.heads_per_stream}")
+    if GRID % header.block_size or header.start % header.block_size:
+        raise ValueError(f"block size {header.block_size} must divide {GRID}, and the start {header.start}")
     if header.rope is not None and header.rope.dim > header.head_dim:
-        raise SegmentError(f"{name}: the header is not valid: RoPE turns {header.rope.dim} of {header.head_dim}")
+        raise ValueError(f"RoPE of {header.rope.dim} channels does not fit heads of {header.head_dim}")
     return header
 
 

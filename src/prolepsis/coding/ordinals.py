@@ -44,10 +44,14 @@ def to_float(bits: NDArray[np.uint16], dtype: DType) -> NDArray[np.float32]:
 
 
 @cache
-def finite_values(dtype: DType) -> NDArray[np.float32]:
-    """float32 [65536]: the value of every pattern, 0 for NaN and infinities (which no statistic should see)."""
+def moderate_values(dtype: DType) -> NDArray[np.float32]:
+    """float32 [65536]: the value of every pattern as statistics should see it.
+
+    NaN and infinities are 0, and nothing is larger than 2**99, so that sums stay finite.
+    """
     values = to_float(np.arange(1 << 16, dtype=np.uint16), dtype)
-    return np.where(np.isfinite(values), values, np.float32(0))
+    limit = np.float32(2.0**99)
+    return np.clip(np.where(np.isfinite(values), values, np.float32(0)), -limit, limit)
 
 
 def as_bits(kv: Any, dtype: str | None) -> tuple[NDArray[np.uint16], DType]:

@@ -1,5 +1,6 @@
 """What the codec needs to know about a model's rotary position embedding."""
 
+from functools import cache
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -40,6 +41,10 @@ class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaling_factor: _Factor = 1.0
     frequency_factors: tuple[_Factor, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.frequency_factors is not None and len(self.frequency_factors) != self.dim // 2:
+            raise ValueError(f"{len(self.frequency_factors)} frequency factors for {self.dim // 2} turned pairs")
+
     @classmethod
     def of(cls, rope: RopeLike) -> "RopeSpec":
         """The same description as a RopeSpec."""
@@ -47,6 +52,10 @@ class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def table(self, start: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(cos, sin) for positions start ... start + count - 1, each float32 [count, dim / 2]."""
-        factors = self.frequency_factors or (1.0,) * (self.dim // 2)
-        frequencies = tables.inv_freq(self.theta, self.dim, [f * self.scaling_factor for f in factors])
-        return tables.rope_table(np.arange(start, start + count), frequencies)
+        return tables.rope_table(np.arange(start, start + count), _frequencies(self))
+
+
+@cache
+def _frequencies(rope: RopeSpec) -> NDArray[np.float64]:
+    factors = rope.frequency_factors or (1.0,) * (rope.dim // 2)
+    return tables.inv_freq(rope.theta, rope.dim, [f * rope.scaling_factor for f in factors])

@@ -41,13 +41,10 @@ class SessionWriter:
         `tokens`: whether `add` gets token ids to store ("ids"), to store only their block hashes ("hashes"), or none.
 
         Raises:
-            InputError: block_size does not divide 256, or start is no multiple of it.
+            InputError: block_size does not divide 256 or start is no multiple of it, RoPE is wider than a head, or
+                something exceeds the bounds in docs/format.md.
         """
-        if block_size < 1 or GRID % block_size or start % block_size or start < 0:
-            raise InputError(f"block size {block_size} must divide {GRID}, and the start {start}")
         layers, _, kv_heads, head_dim = profile.scales.shape
-        if rope is not None and (rope.dim > head_dim or rope.dim % 2):
-            raise InputError(f"RoPE of {rope.dim} channels does not fit heads of {head_dim}")
         packed = profile.to_bytes()
         self._file, self._rope = file, rope
         self._predictor, self._tables = profile.predictor(rope), profile.tables(dtype)

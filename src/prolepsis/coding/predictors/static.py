@@ -3,11 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.ordinals import DType, finite_values
+from prolepsis.coding.ordinals import DType, moderate_values
 from prolepsis.coding.predictors import Prediction, Span
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import for_each
 from prolepsis.kernels import kv_static
+
+_CHANNELS_AT_ONCE = 1 << 17  # bounds the memory that predictions take: 128 MiB for a segment of 256 tokens
 
 Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -19,7 +21,7 @@ class StaticPredictor:
 
     def __init__(self, means: NDArray[np.float32], scales: NDArray[np.int32], rope: RopeSpec | None) -> None:
         self.means, self.scales, self.rope = means, scales, rope
-        self.layers_at_once = len(means)
+        self.layers_at_once = max(1, _CHANNELS_AT_ONCE // means[0].size)
 
     def predict(self, segment: Span, layers: range, known: NDArray[np.uint16]) -> Prediction:
         """The same for every token but for the turn of K; `known` is not looked at."""
@@ -56,7 +58,7 @@ class StaticStatistics:
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: DType, rope: RopeSpec | None) -> None:
         self._shape = (layers, 2, kv_heads, head_dim)
-        self._rope, self._floats = rope, finite_values(dtype)
+        self._rope, self._floats = rope, moderate_values(dtype)
         self._sums = np.zeros((2 * layers, kv_heads, head_dim))
         self._squares = np.zeros_like(self._sums)
         self._added = self._compared = 0

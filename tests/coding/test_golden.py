@@ -1,0 +1,49 @@
+"""Files written by version 1 of the format must decode for ever."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from prolepsis.coding import SessionReader
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digest", "last"),
+    [
+        (
+            "bf16",
+            "5bf54d3466274df5a7ff202b5c03551b33215e7762a3f2cdde7f6199e674f6e6",
+            [16162, 16288, 48859, 15765],
+        ),
+        (
+            "fp16",
+            "a92a4a38ad13365b89fd50e7e926aed1ac8abeeeba8bf96d799c82ca1eb57942",
+            [14609, 46806, 47747, 14755],
+        ),
+    ],
+)
+def test_golden_file(dtype: str, digest: str, last: list[int]) -> None:
+    with open(DATA / f"golden_{dtype}.pkv", "rb") as file:
+        reader = SessionReader(file)
+        kv = reader.read_all()
+    assert kv.shape == (2, 2, 280, 1, 64)
+    assert kv[1, 0, 279, 0, :4].tolist() == last
+    assert hashlib.sha256(kv.tobytes()).hexdigest() == digest
+    assert reader.metadata == b'{"golden":true}'
+    assert reader.header.numerics == "golden/1"
+    assert reader.header.tokens == {"bf16": "ids", "fp16": "hashes"}[dtype]
+
+
+def test_golden_ids_and_hashes_belong_together() -> None:
+    """The fp16 file keeps only hashes of the same tokens whose ids the bf16 file keeps."""
+    with open(DATA / "golden_bf16.pkv", "rb") as bf16, open(DATA / "golden_fp16.pkv", "rb") as fp16:
+        with_ids, hashed = SessionReader(bf16), SessionReader(fp16)
+    assert with_ids.ids is not None
+    assert with_ids.ids[:4].tolist() == [26535, 13558, 12316, 4909]
+    assert hashed.ids is None
+    for a, b in zip(with_ids.segments, hashed.segments, strict=True):
+        assert a.hashes.tolist() == b.hashes.tolist()
+    assert hashed.segments[0].hashes[0] == 13915086561242637193

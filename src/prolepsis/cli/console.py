@@ -106,5 +106,3 @@ def read_text(path: Path, flag: str) -> str:
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
     print(json.dumps(value, ensure_ascii=False))
-
-

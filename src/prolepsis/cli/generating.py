@@ -47,7 +47,9 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue. Default: standard input.")] = None,
     model: Annotated[str, typer.Option(help="A GGUF file, a registered name, or a repository.")] = DEFAULT_MODEL,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
-    chat_: Annotated[bool, typer.Option("--chat", help="Put the prompt as a question through the chat template.")] = False,
+    chat_: Annotated[
+        bool, typer.Option("--chat", help="Put the prompt as a question through the chat template.")
+    ] = False,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,

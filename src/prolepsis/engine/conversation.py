@@ -20,7 +20,9 @@ class Conversation:
         self.messages = [dict(message) for message in messages]
         self.sequence = sequence or llm.runner.new_sequence()
 
-    def ask(self, question: str, params: SamplingParams, progress: Progress | None = None) -> Generator[Delta, None, None]:
+    def ask(
+        self, question: str, params: SamplingParams, progress: Progress | None = None
+    ) -> Generator[Delta, None, None]:
         """Put a question and stream the answer; the messages are updated as the iterator ends or is closed.
 
         Raises InputError if the conversation no longer fits the context; it is then as it was before.

@@ -17,9 +17,7 @@ class Perplexity(NamedTuple):
     tokens: int
 
 
-def measure_perplexity(
-    runner: Runner, tokens: Many[int], context: int, progress: Progress | None = None
-) -> Perplexity:
+def measure_perplexity(runner: Runner, tokens: Many[int], context: int, progress: Progress | None = None) -> Perplexity:
     """Score `tokens` in consecutive windows of `context`, each from its second token on.
 
     Raises InputError for fewer than two tokens.

@@ -1,0 +1,5 @@
+"""`python -m prolepsis` is the command `prolepsis`."""
+
+from prolepsis.cli import main
+
+main()

@@ -53,14 +53,16 @@ def token_layout(mantissa_bits: int) -> NDArray[np.int32]:
     far, near = np.zeros(ALPHABET, np.int64), np.zeros(ALPHABET, np.int64)
     for token in range(ESCAPE):
         size = token >> 1
-        exponent, top = 4 + (size - 16 >> 2), size - 16 & 3
-        raw = 0 if size < 16 else exponent - 2
-        far[token] = (size if size < 16 else (4 + top) << raw) << 6 | raw
+        if size < 16:
+            far[token] = size << 6
+        else:
+            raw = 2 + ((size - 16) >> 2)
+            far[token] = ((4 + ((size - 16) & 3)) << raw) << 6 | raw
     for octave, bits in enumerate(_OCTAVE_BITS):
         raw = mantissa_bits - bits
         first = int(octave_starts(mantissa_bits)[octave]) >> 8
         for part in range(1 << bits):
-            base = (octave + _LOWEST_OCTAVE << mantissa_bits) + (part << raw)
+            base = ((octave + _LOWEST_OCTAVE) << mantissa_bits) + (part << raw)
             near[2 * (first + part) : 2 * (first + part) + 2] = base << 6 | raw
     far[ESCAPE] = near[ESCAPE] = 1 << 5 | 16
     return np.concatenate([far, near]).astype(np.int32)

@@ -175,9 +175,7 @@ def add_values(tyctx, dtype, v, at, count, dim, weights, column, width, first, q
 
         def emit(widen):
             def emit_slice(slice_at, vectors):
-                _in_groups(
-                    b, args[9], _OUTPUTS_AT_ONCE, lambda s, n: emit_group(widen, s, n, slice_at, vectors)
-                )
+                _in_groups(b, args[9], _OUTPUTS_AT_ONCE, lambda s, n: emit_group(widen, s, n, slice_at, vectors))
 
             wide = b.udiv(dim, I64(4 * LANES))
             with cgutils.for_range(b, wide) as loop:

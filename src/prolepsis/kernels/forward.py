@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from prolepsis.kernels.paged_attention import KVPool, Tiles, attend
+from prolepsis.kernels.paged_attention import KVPool, attend
 from prolepsis.kernels.qmatmul import Activations, Weights, multiply, quantise, unpack_row
 from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head, store_head
 
@@ -39,12 +39,12 @@ class Plan(NamedTuple):
     intermediate: int
     heads: int
     rotary_dim: int
-    eps: float
-    score_scale: float
+    eps: np.float32
+    score_scale: np.float32
 
 
 class Scratch(NamedTuple):
-    """Working memory for a number of rows, flat float32 but for the quantised activations (`model.decoder` sizes it)."""
+    """Working memory for some rows (`model.decoder` sizes it), flat float32 but for the quantised activations."""
 
     activations: Activations
     stream: NDArray[np.float32]
@@ -212,4 +212,6 @@ def forward(plan, pool, tiles, scratch, tokens, sequences, positions, logit_rows
     gains = plan.norms[2 * plan.layers * plan.hidden :]
     for i in range(logit_rows.size):
         _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, i, logit_rows[i])
-    multiply(plan.weights, plan.head, np.int64(1), scratch.activations, logit_rows.size, logits.reshape(-1), logits.shape[1])
+    multiply(
+        plan.weights, plan.head, np.int64(1), scratch.activations, logit_rows.size, logits.reshape(-1), logits.shape[1]
+    )

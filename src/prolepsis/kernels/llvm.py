@@ -1,8 +1,7 @@
 """Builders of LLVM vector IR, shared by the kernels whose inner loops are written as explicit vectors.
 
-Each takes an `llvmlite` IR builder `b` first. Vectors are generic LLVM types, lowered to whatever the CPU has; the one
-instruction that cannot be lowered (vpdpbusd) is chosen by `cpu.features()` and has an equal generic form. No fast-math
-flag is ever set and every reduction has a fixed order, so the results are the same bits on every CPU.
+Each takes an `llvmlite` IR builder `b` first. Vectors are generic LLVM types, lowered to whatever the CPU has. No
+fast-math flag is ever set and every reduction has a fixed order, so the results are the same bits on every CPU.
 """
 
 import math
@@ -119,23 +118,8 @@ def brain_to_float(b, bits):
     return b.bitcast(b.shl(b.zext(bits, INTS), splat(INTS, 16)), FLOATS)
 
 
-def dot4(b, accumulator, weights, activations):
-    """accumulator + the four products in each lane of unsigned `weights` bytes and signed `activations` bytes.
-
-    int32 and exact, so both forms agree whatever the order.
-    """
-    if "avx512vnni" in features():
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", INTS, [accumulator, weights, activations])
-    w, a = b.bitcast(weights, INTS), b.bitcast(activations, INTS)
-    for byte in range(4):
-        unsigned = b.and_(b.lshr(w, splat(INTS, 8 * byte)), splat(INTS, 0xFF))
-        signed = b.ashr(b.shl(a, splat(INTS, 24 - 8 * byte)), splat(INTS, 24))
-        accumulator = b.add(accumulator, b.mul(unsigned, signed))
-    return accumulator
-
-
 def exp(b, x):
-    """e**x in float32 for x <= 88; below -87 it is 0. Relative error under 2e-7.
+    """e**x in float32 for x <= 88; below -87 it is 0, of a NaN a NaN. Relative error under 2e-7.
 
     x = n ln 2 + r with |r| <= ln 2 / 2, e**r by its Taylor polynomial of degree 7, 2**n through the exponent bits.
     """
@@ -145,10 +129,10 @@ def exp(b, x):
     p = splat(FLOATS, 1 / math.factorial(7))
     for k in range(6, -1, -1):
         p = fma(b, p, r, splat(FLOATS, 1 / math.factorial(k)))
-    inside = b.fcmp_ordered(">=", x, splat(FLOATS, -87.0))
-    power = b.fptosi(b.select(inside, n, splat(FLOATS, 0.0)), INTS)
+    zero = splat(FLOATS, 0.0)
+    power = b.fptosi(b.select(b.fcmp_ordered(">=", x, splat(FLOATS, -87.0)), n, zero), INTS)
     scale = b.bitcast(b.shl(b.add(power, splat(INTS, 127)), splat(INTS, 23)), FLOATS)
-    return b.select(inside, b.fmul(p, scale), splat(FLOATS, 0.0))
+    return b.select(b.fcmp_ordered("<", x, splat(FLOATS, -87.0)), zero, b.fmul(p, scale))
 
 
 def scaled(b, index, size):

@@ -69,7 +69,8 @@ def _attend_part(pool, tables, sequence, layer, head, q, queries, group, positio
     out[: queries * dim] = 0.0
     for token in range(start, stop, size):
         at = ((base + tables[sequence, token // size]) * pool.kv_heads + head) * dim * size
-        count, v = min(size, stop - token), 0
+        count = min(size, stop - token)
+        v = 0
         while v < queries:
             # A row whose own position lies inside these tokens stops short; from the first that sees all, all do.
             seen = min(position + v // group + 1 - token, count)
@@ -89,7 +90,7 @@ def _fold(first, queries, dim, total, state, part, part_state):
             state[i] = part_state[i]
         return
     for v in range(queries):
-        if part_state[2 * v + 1] > 0.0:
+        if part_state[2 * v + 1] != 0.0:
             merge(total, v * dim, state, 2 * v, part, v * dim, part_state, 2 * v, dim)
 
 
@@ -137,13 +138,13 @@ def _attend_all(pool, tiles, layer, group, q, out):
                 scores, part, part_state,
             )  # fmt: skip
             _fold(start == first, queries, dim, results[item], states[item], part, part_state)
-    for pair in range(pairs):
-        tile, first = pair // heads, pair * shares
+    for p in range(pairs):
+        tile, begin = p // heads, p * shares
         queries = num_rows[tile] * group
         if shares > 1:
-            for item in range(first + 1, first + (first_position[tile] + num_rows[tile] + PART - 1) // PART):
-                _fold(np.bool_(False), queries, dim, results[first], states[first], results[item], states[item])
-        _finish(queries, dim, group, pair % heads, heads * group, first_row[tile], results[first], states[first], out)
+            for later in range(begin + 1, begin + (first_position[tile] + num_rows[tile] + PART - 1) // PART):
+                _fold(np.bool_(False), queries, dim, results[begin], states[begin], results[later], states[later])
+        _finish(queries, dim, group, p % heads, heads * group, first_row[tile], results[begin], states[begin], out)
 
 
 @njit(inline="always")

@@ -8,7 +8,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from prolepsis.kernels.rows import quantise_row
-from prolepsis.kernels.tile import BF16, CELL, F16, F32, Q4_0, Q4_1, Q6_K, Q8_0, tile_product
+from prolepsis.kernels.tile import BF16, CELL, F16, F32, Q4_0, Q4_1, Q8_0, tile_product
 
 # Columns of a row in `Weights.matrices`.
 KIND, OFFSET, TILE_BYTES, COLUMNS, ROWS, OUT_COLUMN = range(6)
@@ -110,7 +110,7 @@ def unpack_row(weights, matrix, row, out, at):
         cell, inside = tile + c // CELL * cell_bytes, c % CELL
         if kind == F16:
             value = _half(_u16(data, cell + 2 * (16 * inside + lane)))
-        elif kind == BF16 or kind == F32:
+        elif kind in (BF16, F32):
             width = 2 if kind == BF16 else 4
             bits = _u16(data, cell + width * (16 * inside + lane)) << (16 if kind == BF16 else 0)
             if kind == F32:

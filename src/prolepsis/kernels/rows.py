@@ -10,22 +10,18 @@ from numba.extending import intrinsic
 from prolepsis.kernels.llvm import (
     F32,
     FLOATS,
-    I8,
-    I32,
     I64,
     INTS,
     LANES,
     SMALL,
     absolute,
     broadcast,
-    broadcast_at,
     call,
     data,
     float_to_brain,
     float_to_half,
     fma,
     load,
-    maximum,
     nearest,
     scaled,
     sigmoid_weighted,
@@ -104,23 +100,30 @@ def gate_row(tyctx, gate, at, up_at, width, out, out_at):
 def quantise_row(tyctx, x, at, width, quants, records, cell):
     """Quantise a row to int8, with one scale for each cell of 32: scale = max|x| / 127, q = round(x / scale).
 
+    A cell with an infinity or a NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
+    a cell whose largest value is 1e-30 or less gets zeros.
     quants int8[:] and records int32[:] (see `tile.RECORD`) are written from cell index `cell` on.
     """
 
     def codegen(context, b, signature, args):
+        def larger(u, v):
+            return b.select(b.icmp_unsigned(">", u, v), u, v)
+
         px, pq, pr = (data(context, b, signature.args[i], args[i]) for i in (0, 3, 4))
         with cgutils.for_range(b, b.udiv(args[2], I64(CELL))) as loop:
             column = b.add(args[1], b.mul(loop.index, I64(CELL)))
             halves = [load(b, FLOATS, px, scaled(b, b.add(column, I64(LANES * h)), 4)) for h in range(2)]
-            largest = tree(b, lambda u, v: maximum(b, u, v), maximum(b, *(absolute(b, h) for h in halves)))
+            # As integers, the bits of positive floats are in the same order, and a NaN is the largest.
+            magnitudes = [b.bitcast(absolute(b, half), INTS) for half in halves]
+            largest = b.bitcast(tree(b, larger, larger(*magnitudes)), F32)
             scale = b.fdiv(largest, F32(127.0))
-            inverse = b.select(
-                b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(F32(127.0), largest), F32(0.0)
-            )
+            inverse = b.select(b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(F32(127.0), largest), F32(0.0))
             index = b.add(args[5], loop.index)
             sums = []
             for h, half in enumerate(halves):
-                q = b.fptosi(nearest(b, b.fmul(half, broadcast(b, FLOATS, inverse))), INTS)
+                scaled_up = b.fmul(half, broadcast(b, FLOATS, inverse))
+                number = b.fcmp_ordered("ord", scaled_up, scaled_up)
+                q = b.fptosi(nearest(b, b.select(number, scaled_up, splat(FLOATS, 0.0))), INTS)
                 store(b, b.trunc(q, SMALL), pq, b.add(scaled(b, index, CELL), I64(LANES * h)))
                 sums.append(tree(b, b.add, q))
             whole = b.add(*sums)

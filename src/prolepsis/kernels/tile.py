@@ -12,6 +12,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from prolepsis.kernels.byte_dot import byte_dots
+from prolepsis.kernels.cpu import has
 from prolepsis.kernels.llvm import (
     BYTES,
     FLOATS,
@@ -23,7 +25,6 @@ from prolepsis.kernels.llvm import (
     brain_to_float,
     broadcast_at,
     data,
-    dot4,
     fma,
     half_to_float,
     load,
@@ -46,8 +47,9 @@ _SCALE, _TOTAL, _FIRST_SUM, _WHOLE_SUM = 0, 1, 2, 4
 
 # log2 of what was added to a weight to make it unsigned.
 _BIAS_SHIFT = {Q4_0: 3, Q8_0: 7, Q6_K: 5}
-# Activation rows done at once: 12 float and 12 integer accumulators fit the 32 vector registers.
-_ROWS_AT_ONCE = (12, 4, 1)
+_LARGEST = {Q4_0: 15, Q4_1: 15, Q8_0: 255, Q6_K: 63}  # unsigned weights
+# Activation rows done at once: as many as the registers hold integer and float accumulators of.
+_ROWS_AT_ONCE = (12, 4, 1) if has("avx512f") else (4, 1)
 
 
 def _unpack(b, kind, w, cell):
@@ -96,19 +98,23 @@ def _quantised_cell(b, kind, w, cell, quants, records, accumulators):
         negated = broadcast_at(b, INTS, *word(t, _WHOLE_SUM if parts == 1 else _FIRST_SUM + part))
         return b.shl(negated, splat(INTS, _BIAS_SHIFT[kind]))
 
-    sums = [[start(t, part) for part in range(parts)] for t in range(len(accumulators))]
-    for g, weights in enumerate(groups):
-        part = g * parts // len(groups)
-        for t, row in enumerate(sums):
+    rows = range(len(accumulators))
+    sums = []
+    for part in range(parts):
+        of_part = range(part * len(groups) // parts, (part + 1) * len(groups) // parts)
+
+        def activation(t, g, of_part=of_part):
             base, offset = quants(t)
-            four = broadcast_at(b, INTS, base, b.add(offset, I64(4 * g)))
-            row[part] = dot4(b, row[part], weights, b.bitcast(four, BYTES))
+            return b.bitcast(broadcast_at(b, INTS, base, b.add(offset, I64(4 * of_part[g]))), BYTES)
+
+        starts = [start(t, part) for t in rows]
+        sums.append(byte_dots(b, starts, [groups[g] for g in of_part], activation, _LARGEST[kind]))
     minimum = half_to_float(b, load(b, HALFS, w, b.add(cell, I64(32)))) if kind == Q4_1 else None
-    for t, row in enumerate(sums):
+    for t in rows:
         scale = broadcast_at(b, FLOATS, *word(t, _SCALE))
         value = b.load(accumulators[t])
-        for isum, step in zip(row, steps, strict=True):
-            value = fma(b, b.sitofp(isum, FLOATS), b.fmul(step, scale), value)
+        for isums, step in zip(sums, steps, strict=True):
+            value = fma(b, b.sitofp(isums[t], FLOATS), b.fmul(step, scale), value)
         if minimum is not None:
             value = fma(b, minimum, broadcast_at(b, FLOATS, *word(t, _TOTAL)), value)
         b.store(value, accumulators[t])

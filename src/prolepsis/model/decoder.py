@@ -118,5 +118,5 @@ class Decoder:
             for first in range(0, len(rows.tokens), step):
                 count = min(step, len(rows.tokens) - first)
                 tiles.append((int(starts[i]) + first, count, rows.start + first, i))
-        columns = np.array(tiles, np.int64).T
-        return Tiles(*(np.ascontiguousarray(column) for column in columns), tables)
+        first_row, num_rows, first_position, sequence = np.array(tiles, np.int64).T.copy()
+        return Tiles(first_row, num_rows, first_position, sequence, tables)

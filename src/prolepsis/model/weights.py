@@ -142,9 +142,7 @@ class _Loader:
         def pack_one(matrix: _Matrix) -> None:
             rows, columns = matrix.tensor.shape
             end = matrix.offset + packed_bytes(matrix.tensor.type_name, rows, columns)
-            pack(
-                matrix.tensor.type_name, matrix.tensor.data, rows, columns, matrix.order, data[matrix.offset : end]
-            )
+            pack(matrix.tensor.type_name, matrix.tensor.data, rows, columns, matrix.order, data[matrix.offset : end])
 
         with ThreadPoolExecutor() as workers:
             list(workers.map(pack_one, self.matrices))

@@ -8,6 +8,8 @@ the six bits into nibbles and pairs.
 GGUF block layouts: ggml-common.h of llama.cpp (block_q4_0, block_q4_1, block_q8_0, block_q6_K).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
@@ -59,7 +61,7 @@ def _halves(block: Bytes, at: int) -> NDArray[np.uint16]:
     return np.ascontiguousarray(block[..., at : at + 2]).view(np.uint16)
 
 
-def _quads(values: Bytes) -> NDArray[np.uint32]:
+def _quads(values: NDArray[np.integer]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values).view(np.uint32)
 
 
@@ -88,20 +90,20 @@ def _pack_q6_k(block: Bytes, target: Bytes) -> None:
     # Each half of a superblock: 64 bytes of low nibbles and 32 of bit pairs hold four runs of 32 columns.
     low = blocks[..., :128].reshape(tiles, lanes, -1, 2, 2, 32)
     nibbles = np.stack([low & 15, low >> 4], axis=-3).reshape(tiles, lanes, -1, CELL)
-    pairs = blocks[..., 128:192].reshape(tiles, lanes, -1, 2, 1, 32)
-    pairs = (pairs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(tiles, lanes, -1, CELL)
+    high = blocks[..., 128:192].reshape(tiles, lanes, -1, 2, 1, 32)
+    pairs = (high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)).reshape(tiles, lanes, -1, CELL)
     per_block = _SUPERBLOCK // CELL
     scale = np.repeat(_halves(blocks, 208), per_block, axis=2)
     _lanes(scale, target[..., :32])
     _lanes(blocks[..., 192:208].reshape(tiles, lanes, -1, 2), target[..., 32:64])
     _lanes(_quads(nibbles[..., :16] | nibbles[..., 16:] << 4), target[..., 64:320])
     # Byte i of half h carries the pairs of columns 16 h + i, + 4, + 8 and + 12.
-    planes = pairs.reshape(*pairs.shape[:3], 2, 4, 4)
-    planes = planes[..., 0, :] | planes[..., 1, :] << 2 | planes[..., 2, :] << 4 | planes[..., 3, :] << 6
+    quads = pairs.reshape(*pairs.shape[:3], 2, 4, 4)
+    planes = quads[..., 0, :] | quads[..., 1, :] << 2 | quads[..., 2, :] << 4 | quads[..., 3, :] << 6
     _lanes(_quads(planes.reshape(*pairs.shape[:3], 8)), target[..., 320:])
 
 
-def _pack_words(word: type[np.generic]):  # type: ignore[no-untyped-def]
+def _pack_words(word: type[np.unsignedinteger]) -> Callable[[Bytes, Bytes], None]:
     def pack_floats(block: Bytes, target: Bytes) -> None:
         values = np.ascontiguousarray(block).view(word)
         _lanes(values.reshape(*values.shape[:2], -1, CELL), target)

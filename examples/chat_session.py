@@ -20,7 +20,7 @@ def main(model: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "session.pkv")
         conversation = Conversation(llm)
-        show(conversation, "What is the capital of France?")
+        show(conversation, "What is 2 + 2?")
         save_session(path, llm, conversation.sequence, conversation.messages)
         in_cache = conversation.sequence.num_cached * llm.kv_cache.bytes_per_token
         conversation.sequence.release()
@@ -28,7 +28,7 @@ def main(model: str) -> None:
 
         saved = load_session(path, llm)
         print(f"restored {saved.sequence.num_cached} tokens")
-        show(Conversation(llm, saved.messages, saved.sequence), "And of Germany?")
+        show(Conversation(llm, saved.messages, saved.sequence), "Which number was it?")
 
 
 def show(conversation: Conversation, question: str) -> None:

@@ -1,0 +1,268 @@
+"""Matrix products and attention of the kernels, beside what torch and the `gguf` package offer for the same work.
+
+python benchmarks/kernels.py [--only products|attention] [--rows 1,4,16,256] [--json]
+
+Products (`products` of the output): activations float32 [rows, columns] times packed weights, the rounding of the
+activations to int8 included. Peers: torch's bfloat16 `linear` on weights held as bfloat16, and the straightforward
+reader of a GGUF file, `gguf.quants.dequantize` followed by a float32 product in NumPy. Attention: one new token over
+paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the blocks and calls torch's
+`scaled_dot_product_attention`.
+
+Every contender walks through copies of its weights (or layers of its cache) that together exceed the last-level cache,
+as in a model; ours is called from compiled code and the peers from Python, as each is in an engine. GB/s counts the
+bytes of the weights (or of K and V) once, GFLOP/s two operations for each weight and row. Results are compared before
+anything is measured.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numba
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from measuring import memory_bandwidth, numbers, parser, report, rounds
+from numba import njit, prange
+
+from prolepsis.kernels.paged_attention import KVPool, Tiles, attend
+from prolepsis.kernels.qmatmul import Activations, Weights, multiply, quantise
+from prolepsis.kernels.rows import DTYPE_BF16
+from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, RECORD
+from prolepsis.quant.packing import pack, packed_bytes
+
+HAVE_TORCH = find_spec("torch") is not None
+SHAPES = [(576, 576), (1536, 576), (576, 1536), (4096, 4096)]  # rows x columns of the weights
+HALF_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q6_K": [208]}  # where a block keeps its float16 numbers
+KV_HEADS, GROUP, HEAD_DIM, BLOCK = 3, 3, 64, 32
+MOST_COPIES = 400
+TOLERANCE = 0.05  # of the largest output: int8 activations and bfloat16 are both within it
+
+
+@njit(parallel=True)
+def _quantise_rows(x, quants, records, rows, width):
+    for i in prange(rows):
+        row = np.int64(i)
+        quantise(Activations(x, quants, records), row, width)
+
+
+@njit
+def products(weights, copies, activations, rows, columns, out, stride):
+    """`copies` products, each with a matrix of its own and activations rounded afresh."""
+    for copy in range(copies):
+        if rows > 4:
+            _quantise_rows(activations.x, activations.quants, activations.records, rows, columns)
+        else:
+            for row in range(rows):
+                quantise(activations, row, columns)
+        multiply(weights, copy, 1, activations, rows, out, stride)
+
+
+@njit
+def attentions(pool, tiles, layers, q, out):
+    """One decode step's attention in every layer."""
+    for layer in range(layers):
+        attend(pool, tiles, layer, GROUP, q, out)
+
+
+def gguf_weights(kind: str, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+    """Random weights as GGUF bytes, uint8 [rows, bytes of a row]."""
+    per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = random.integers(0, 256, (rows, columns // per_block, size), dtype=np.uint8)
+    for at in HALF_FIELDS[kind]:
+        scales = random.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+Product = tuple[Callable[[], list[np.ndarray]], int, int]
+"""Work that does `copies` products and returns outputs, the copies, and the bytes of one copy of the weights."""
+
+
+def our_product(kind: str, raw: np.ndarray, x: np.ndarray, copies: int) -> Product:
+    """The engine's own product."""
+    rows, (height, columns) = len(x), (len(raw), x.shape[1])
+    size = packed_bytes(kind, height, columns)
+    data = np.empty((copies, size), np.uint8)
+    pack(kind, raw.reshape(-1), height, columns, None, data[0])
+    data[1:] = data[0]
+    tile = columns // CELL * CELL_BYTES[KINDS[kind]]
+    matrices = np.array([[KINDS[kind], copy * size, tile, columns, height, 0] for copy in range(copies)], np.int64)
+    cells = x.size // CELL
+    activations = Activations(x.reshape(-1), np.empty(x.size, np.int8), np.empty(cells * RECORD, np.int32))
+    out = np.empty((rows, height), np.float32)
+    weights = Weights(data.reshape(-1), matrices)
+
+    def work() -> list[np.ndarray]:
+        products(weights, copies, activations, rows, columns, out.reshape(-1), height)
+        return [out]
+
+    return work, copies, raw.nbytes
+
+
+def torch_product(dense: np.ndarray, x: np.ndarray, copies: int) -> Product:
+    """torch's product with weights and activations in bfloat16."""
+    import torch
+
+    weights = [torch.from_numpy(dense).bfloat16() for _ in range(copies)]
+    activations = torch.from_numpy(x).bfloat16()
+
+    def work() -> list[np.ndarray]:
+        outputs = [torch.nn.functional.linear(activations, one) for one in weights]
+        return [outputs[-1].float().numpy()]
+
+    return work, copies, 2 * dense.size
+
+
+def measure_products(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row for each kind, shape, number of activation rows and contender."""
+    random = np.random.default_rng(0)
+    for kind in arguments.kinds:
+        for height, columns in arguments.shapes:
+            if columns % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
+                continue  # Q6_K's blocks of 256 do not divide 576 columns: no such tensor exists
+            raw = gguf_weights(kind, height, columns, random)
+            dense = dequantize(raw, GGMLQuantizationType[kind])
+            for rows in arguments.rows:
+                x = random.normal(size=(rows, columns)).astype(np.float32)
+                yield from _one_product(kind, raw, dense, x, arguments)
+
+
+def _one_product(
+    kind: str, raw: np.ndarray, dense: np.ndarray, x: np.ndarray, arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    expected = x @ dense.T
+    contenders = [
+        ("prolepsis", *our_product(kind, raw, x, _copies(raw.nbytes, arguments.working_set))),
+        ("gguf + float32", lambda: [x @ dequantize(raw, GGMLQuantizationType[kind]).T], 1, raw.nbytes),
+    ]
+    if HAVE_TORCH:
+        contenders.append(("torch bf16", *torch_product(dense, x, _copies(2 * dense.size, arguments.working_set))))
+    for name, work, _, _ in contenders:
+        _compare(f"{kind} product of {name}", work()[-1], expected)
+    seconds = rounds({name: work for name, work, _, _ in contenders}, arguments.runs)
+    for name, _, copies, size in contenders:
+        value = seconds[name] / copies
+        yield {
+            "weights": f"{kind} {dense.shape[0]}x{dense.shape[1]}",
+            "rows": len(x),
+            "contender": name,
+            "us": value * 1e6,
+            "GB/s": size / value / 1e9,
+            "GFLOP/s": 2 * dense.size * len(x) / value / 1e9,
+        }
+
+
+def measure_attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row for each length of context and contender."""
+    random = np.random.default_rng(1)
+    for tokens in arguments.contexts:
+        blocks = -(-tokens // BLOCK)
+        size = 2 * 2 * blocks * BLOCK * KV_HEADS * HEAD_DIM
+        layers = min(_copies(size, arguments.working_set), 64)
+        shape = (layers, blocks, KV_HEADS, BLOCK, HEAD_DIM)
+        k, v = (_bf16(random.normal(size=shape)) for _ in range(2))
+        q = random.normal(size=(KV_HEADS, 1, GROUP, HEAD_DIM)).astype(np.float32)
+        table = random.permutation(blocks).astype(np.int32)
+        contenders = {"prolepsis": our_attention(k, v, q, table, tokens)}
+        if HAVE_TORCH:
+            theirs = torch_attention(k, v, q, table, tokens)
+            _compare("attention", contenders["prolepsis"](), theirs())
+            contenders["torch gather + SDPA"] = theirs
+        for name, value in rounds(contenders, arguments.runs).items():
+            yield {
+                "tokens": tokens,
+                "contender": name,
+                "us": value / layers * 1e6,
+                "GB/s": size * layers / value / 1e9,
+            }
+
+
+def our_attention(
+    k: np.ndarray, v: np.ndarray, q: np.ndarray, table: np.ndarray, tokens: int
+) -> Callable[[], np.ndarray]:
+    """Attention in every layer, as one call; returns the last. k, v: uint16 [layers, blocks, heads, block, dim]."""
+    transposed = np.ascontiguousarray(k.swapaxes(3, 4))
+    pool = KVPool(transposed.reshape(-1), v.reshape(-1), len(table), KV_HEADS, HEAD_DIM, BLOCK, DTYPE_BF16)
+    tiles = Tiles(*(np.array([value], np.int64) for value in (0, 1, tokens - 1, 0)), table[None])
+    out = np.empty(KV_HEADS * GROUP * HEAD_DIM, np.float32)
+    scaled = (q * np.float32(HEAD_DIM**-0.5)).reshape(-1)
+
+    def work() -> np.ndarray:
+        attentions(pool, tiles, len(k), scaled, out)
+        return out
+
+    return work
+
+
+def torch_attention(
+    k: np.ndarray, v: np.ndarray, q: np.ndarray, table: np.ndarray, tokens: int
+) -> Callable[[], np.ndarray]:
+    """The same with torch: blocks gathered by their numbers, then one fused attention call a layer."""
+    import torch
+
+    keys, values = (torch.from_numpy(part.view(np.int16)).view(torch.bfloat16) for part in (k, v))
+    query = torch.from_numpy(q).bfloat16().reshape(1, KV_HEADS * GROUP, 1, HEAD_DIM)
+    index = torch.from_numpy(table.astype(np.int64))
+
+    def gathered(pool: "torch.Tensor") -> "torch.Tensor":
+        return pool[index].transpose(0, 1).reshape(1, KV_HEADS, -1, HEAD_DIM)[:, :, :tokens]
+
+    def work() -> np.ndarray:
+        outputs = [
+            torch.nn.functional.scaled_dot_product_attention(
+                query, gathered(keys[layer]), gathered(values[layer]), enable_gqa=True
+            )
+            for layer in range(len(keys))
+        ]
+        return outputs[-1].float().numpy().reshape(-1)
+
+    return work
+
+
+def _bf16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _copies(size: int, working_set: int) -> int:
+    return max(1, min(MOST_COPIES, -(-working_set * 1_000_000 // size)))
+
+
+def _compare(what: str, result: np.ndarray, expected: np.ndarray) -> None:
+    error = float(np.abs(result - expected).max() / np.abs(expected).max())
+    if not error < TOLERANCE:
+        sys.exit(f"{what}: results differ by {error:.1%} of the largest; nothing was measured")
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--only", choices=["products", "attention"])
+    flags.add_argument("--kinds", type=lambda text: text.split(","), default=list(HALF_FIELDS), metavar="KIND,...")
+    flags.add_argument("--rows", type=numbers, default=[1, 4, 16, 256], metavar="N,N,...")
+    flags.add_argument("--shapes", type=_shapes, default=SHAPES, metavar="RxC,...")
+    flags.add_argument("--contexts", type=numbers, default=[512, 2048, 8192], metavar="N,N,...")
+    flags.add_argument("--working-set", type=int, default=128, metavar="MB", help="weights or KV walked through")
+    arguments = flags.parse_args()
+    numba.set_num_threads(arguments.threads)
+    if HAVE_TORCH:
+        import torch
+
+        torch.set_num_threads(arguments.threads)
+    else:
+        print("torch is not installed: its columns are missing", file=sys.stderr)
+    bandwidth = round(memory_bandwidth(arguments.runs) / 1e9, 1)
+    if arguments.only != "attention":
+        report("products", list(measure_products(arguments)), arguments, memory_gb_s=bandwidth)
+    if arguments.only != "products":
+        report("attention, one new token", list(measure_attention(arguments)), arguments, memory_gb_s=bandwidth)
+
+
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    return [tuple(int(side) for side in shape.split("x")) for shape in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -102,6 +102,7 @@ def test_nothing_is_written_before_all_is_checked() -> None:
         {"kv_heads": 4096, "heads_per_stream": 1, "layers": 4096},
         {"kv_heads": 3, "heads_per_stream": 2},
         {"head_dim": 8},
+        {"kv_heads": 512, "heads_per_stream": 512},
         {"head_dim": 0},
         {"layers": -1},
         {"layers": 1 << 40},

@@ -21,6 +21,7 @@ MAX_HEADER = 1 << 26
 MAX_METADATA = 1 << 24
 MAX_POSITION = 1 << 40
 MAX_CHANNELS = 1 << 21  # layers * 2 * kv_heads * head_dim
+MAX_ROW = 4096  # heads_per_stream * head_dim: bit positions in a stream stay far below 2**31
 
 PREAMBLE = struct.Struct("<8sHHIQ")  # magic, version, 0, header length, checksum
 SEGMENT = struct.Struct("<4sIQIIQQ")  # "SEGM", tokens, start, block hashes, 0, payload length, checksum
@@ -145,7 +146,7 @@ def _unpack_header(body: bytes) -> Header:
     channels = header.layers * 2 * header.kv_heads * header.head_dim
     if channels > MAX_CHANNELS or len(body) > MAX_HEADER:
         raise ValueError(f"{channels} channels a token, more than the {MAX_CHANNELS} this version takes")
-    if header.kv_heads % header.heads_per_stream:
+    if header.kv_heads % header.heads_per_stream or header.heads_per_stream * header.head_dim > MAX_ROW:
         raise ValueError(f"{header.kv_heads} heads cannot be cut into streams of {header.heads_per_stream}")
     if GRID % header.block_size or header.start % header.block_size:
         raise ValueError(f"block size {header.block_size} must divide {GRID}, and the start {header.start}")

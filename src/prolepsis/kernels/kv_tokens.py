@@ -120,31 +120,25 @@ def _half_ordinal(size):
 
 @njit(inline="always")
 def _token(bits, centre, octaves, mantissa_bits):
-    """(token, base, folded magnitude, ordinal) of a 16-bit float under a centre; ESCAPE when no bin holds it."""
+    """(token, size, ordinal) of a 16-bit float under a centre; the token is ESCAPE when no bin holds the size.
+
+    Without branches: near and far scalars alternate at random.
+    """
     ordinal = _i64(bits) if bits < _u16(0x8000) else ~_i64(bits & _u16(0x7FFF))
-    folded = ~ordinal if centre & 2 else ordinal
-    middle = _i64(centre >> 2)
-    if centre & 1:
-        sign = folded < 0
-        size = (~folded if sign else folded) - middle
-        octave = (size >> mantissa_bits) - _LOWEST_OCTAVE
-        inside = _u64(octave) < _u64(octaves.size)
-        entry = octaves[_u64(octave) if inside else _u64(0)]
-        part = (size & ((1 << mantissa_bits) - 1)) >> (entry & 255)
-        index = (entry >> 8) + part if inside else 64
-    else:
-        difference = folded - middle
-        sign = difference < 0
-        size = ~difference if sign else difference
-        if size < 16:
-            index = size
-        else:
-            exponent = 4
-            while size >> (exponent + 1):
-                exponent += 1
-            index = 16 + ((exponent - 4) << 2) + ((size >> (exponent - 2)) & 3)
-    token = 2 * index + (1 if sign else 0)
-    return (token if token < ESCAPE else ESCAPE), size, ordinal
+    folded = ordinal ^ -_i64((centre >> 1) & 1)
+    middle, near = _i64(centre >> 2), (centre & 1) == 1
+    difference = folded - (0 if near else middle)
+    sign = difference >> 63
+    size = (difference ^ sign) - (middle if near else 0)
+    octave = (size >> mantissa_bits) - _LOWEST_OCTAVE
+    inside = _u64(octave) < _u64(octaves.size)
+    entry = octaves[_u64(octave) if inside else _u64(0)]
+    part = (size & ((1 << mantissa_bits) - 1)) >> (entry & 255)
+    near_bin = (entry >> 8) + part if inside else 64
+    raw = max(_i64(simd.bit_length(_u64(size))) - 3, 2)
+    far_bin = size if size < 16 else 4 * raw + (size >> raw) + 4
+    token = 2 * (near_bin if near else far_bin) - sign
+    return min(token, ESCAPE), size, ordinal
 
 
 @njit(**JIT)

@@ -154,6 +154,17 @@ def shuffler(source, lanes):
 
 
 @intrinsic
+def bit_length(typing, x):
+    """Position of the highest bit set in a uint64, counted from 1; 0 for 0."""
+
+    def emit(context, builder, signature, arguments):
+        value = context.cast(builder, arguments[0], signature.args[0], types.uint64)
+        return builder.sub(llvm.I64(64), builder.ctlz(value, ir.Constant(ir.IntType(1), 0)))
+
+    return types.uint64(x), emit
+
+
+@intrinsic
 def last(typing, x):
     """The highest lane, as uint32."""
 

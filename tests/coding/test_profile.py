@@ -1,5 +1,7 @@
 """Profiles: measured, packed, and refused when they hold nonsense."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import zstandard
@@ -10,6 +12,7 @@ from prolepsis.coding.ordinals import to_float
 from prolepsis.coding.profile import Geometry, Profile, grid_spans, measure, scale_codes
 
 KV = realistic_kv(layers=2, tokens=400, heads=2, dim=16)
+UNIVERSAL = "eaa087f95951009617be2447d8d0d60c97935ae66cefcdd8fc84b8e794b55ee3"
 GEOMETRY = Geometry("bf16", 2, 2, 16)
 
 
@@ -85,6 +88,11 @@ def test_frequencies_keep_what_was_seen() -> None:
     assert frequencies[0, [3, 4, 127]].tolist() == [4094, 1, 1]
     assert tables.is_valid(tables.fit(counts))
     assert tables.is_valid(tables.universal())
+
+
+def test_the_universal_tables_never_change() -> None:
+    """They are part of the format: files without tables of their own are decoded with them."""
+    assert hashlib.sha256(tables.universal().tobytes()).hexdigest() == UNIVERSAL
 
 
 def test_scale_codes_are_an_eighth_of_an_octave() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import njit, prange
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -102,17 +103,18 @@ def _cpu() -> dict[str, str]:
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], arguments: argparse.Namespace, **facts: Any) -> None:
-    """Print the rows as a table, or with --json everything as one object."""
+    """Print the rows as a table in Markdown, or with --json everything as one object."""
     facts = {"machine": machine(arguments.threads), **facts}
     if arguments.json:
         print(json.dumps({"benchmark": title, **facts, "rows": rows}))
         return
-    table = Table(title=title, caption="\n".join(f"{name}: {_shown(value)}" for name, value in facts.items()))
+    table = Table(box=box.MARKDOWN)
     for name in rows[0]:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(*map(_shown, row.values()))
-    Console().print(table)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(title, table, *(f"{name}: {_shown(value)}" for name, value in facts.items()), sep="\n")
 
 
 def _shown(value: Any) -> str:

@@ -241,7 +241,7 @@ def test_byte_dots_are_exact_up_to_the_extremes(form, largest):
         out = np.zeros((2, 16), np.int32)
         run(groups, activations, out)
         lanes = groups.reshape(8, 16, 4).astype(np.int64)
-        expected = np.einsum("gnk,tgk->tn", lanes, activations.astype(np.int64)) + [[7], [8]]
+        expected = np.einsum("gnk,tgk->tn", lanes, activations.astype(np.int64)) + np.array([[7], [8]])
         assert np.array_equal(out, expected)
 
 

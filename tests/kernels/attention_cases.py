@@ -1,0 +1,123 @@
+"""Attention problems over a paged cache, the kernels' answer and a float64 reference."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from prolepsis.kernels.paged_attention import (
+    TILE_QUERIES,
+    KVPool,
+    Tiles,
+    attend_item,
+    merge_shares,
+    plan_attention,
+)
+from prolepsis.kernels.rows import DTYPES
+
+
+@njit
+def _attend(pool, tiles, group, threads, q, partial, partial_state, out):
+    rows = q.size // (pool.kv_heads * group * pool.head_dim)
+    pairs, shares, width = plan_attention(pool, tiles, tiles.first_row.size, group, threads, partial.size)
+    for item in range(pairs * shares):
+        attend_item(pool, tiles, 0, group, rows, item, shares, width, q, partial, partial_state, out)
+    if shares > 1:
+        merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_state, out)
+    return shares
+
+
+def to_bits(x, dtype):
+    """float32 to the cache's uint16 patterns; bf16 by truncation, which is a rounding too."""
+    if dtype == "fp16":
+        return x.astype(np.float16).view(np.uint16)
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def to_floats(bits, dtype):
+    """The values of uint16 patterns, float64."""
+    if dtype == "fp16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@dataclass
+class Case:
+    """Sequences with K, V uint16 [context, kv_heads, dim] each, and queries float32 [rows, kv_heads * group, dim] for
+    the last `rows` tokens of each context."""
+
+    dtype: str
+    group: int
+    keys: list
+    values: list
+    queries: list
+
+    @classmethod
+    def random(cls, rng, contexts, rows, kv_heads=2, group=3, dim=64, dtype="bf16", spread=1.0):
+        def cached(context):
+            return to_bits(rng.standard_normal((context, kv_heads, dim)).astype(np.float32), dtype)
+
+        queries = [rng.standard_normal((n, kv_heads * group, dim)).astype(np.float32) * spread for n in rows]
+        return cls(dtype, group, [cached(n) for n in contexts], [cached(n) for n in contexts], queries)
+
+    def pool(self, block_size, rng, filler=0xFFFF):
+        """(pool, block tables) with blocks in random places and `filler` in every slot that holds no token."""
+        _, heads, dim = self.keys[0].shape
+        needed = [-(-len(k) // block_size) for k in self.keys]
+        total = sum(needed) + 3
+        k = np.full((total, heads, dim, block_size), filler, np.uint16)
+        v = np.full((total, heads, block_size, dim), filler, np.uint16)
+        places = iter(rng.permutation(total))
+        tables = np.zeros((len(needed), max(needed) + 1), np.int32)
+        for sequence, count in enumerate(needed):
+            for i in range(count):
+                block = tables[sequence, i] = next(places)
+                part = slice(i * block_size, (i + 1) * block_size)
+                keys, values = self.keys[sequence][part], self.values[sequence][part]
+                k[block, :, :, : len(keys)] = keys.transpose(1, 2, 0)
+                v[block, :, : len(values)] = values.transpose(1, 0, 2)
+        return KVPool(k.reshape(-1), v.reshape(-1), total, heads, dim, block_size, DTYPES[self.dtype]), tables
+
+    def run(self, block_size=32, rng=None, filler=0xFFFF, threads=2, rows_a_tile=None, room=1 << 22):
+        """The kernels' output, float32 [all rows, kv_heads * group * dim]."""
+        pool, tables = self.pool(block_size, rng or np.random.default_rng(0), filler)
+        step = rows_a_tile or max(1, TILE_QUERIES // self.group)
+        tiles, row = [], 0
+        for sequence, queries in enumerate(self.queries):
+            start = len(self.keys[sequence]) - len(queries)
+            for first in range(0, len(queries), step):
+                tiles.append((row + first, min(step, len(queries) - first), start + first, sequence))
+            row += len(queries)
+        first_row, num_rows, first_position, sequences = np.array(tiles, np.int64).T.copy()
+        q = np.concatenate(self.queries).reshape(row, pool.kv_heads, self.group, pool.head_dim).transpose(1, 0, 2, 3)
+        q = np.ascontiguousarray(q).reshape(-1)
+        out = np.full(q.size, np.nan, np.float32)
+        partial = np.full(room, np.nan, np.float32)
+        state = np.full(2 * room // pool.head_dim, np.nan, np.float32)
+        tiles = Tiles(first_row, num_rows, first_position, sequences, tables)
+        _attend(pool, tiles, self.group, threads, q, partial, state, out)
+        return out.reshape(row, -1)
+
+    def reference(self):
+        """(exact output, bound of its float32 error), float64 [all rows, kv_heads * group * dim].
+
+        A score is a chain of dim multiply-adds: |error| <= dim u sum |q k| = e. So a weight is off by a factor within
+        exp(2 e + rounding), which the division by their sum can only double, and the values are summed in order.
+        """
+        u = 2.0**-24
+        outputs, bounds = [], []
+        for keys, values, queries in zip(self.keys, self.values, self.queries, strict=True):
+            k, v = (np.repeat(to_floats(x, self.dtype), self.group, axis=1) for x in (keys, values))
+            q = queries.astype(np.float64)
+            n, dim = len(k), k.shape[2]
+            visible = np.arange(n) <= np.arange(n - len(q), n)[:, None]
+            scores = np.where(visible, np.einsum("rhd,thd->hrt", q, k), -np.inf)
+            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+            weights /= weights.sum(axis=2, keepdims=True)
+            error = dim * u * np.einsum("rhd,thd->hrt", np.abs(q), np.abs(k))
+            error = np.where(visible, error, 0).max(axis=2)
+            relative = np.expm1(4 * error + (8 + np.abs(np.where(visible, scores, 0)).max(axis=2) + n / 8) * 2 * u)
+            outputs.append(np.einsum("hrt,thd->rhd", weights, v).reshape(len(q), -1))
+            size = np.einsum("hrt,thd->rhd", weights, np.abs(v))
+            bounds.append((relative.T[:, :, None] * size).reshape(len(q), -1) + n * u * size.reshape(len(q), -1))
+        return np.concatenate(outputs), np.concatenate(bounds)

@@ -1,0 +1,114 @@
+"""Paged attention against a float64 softmax, and its freedom from how the work is cut."""
+
+import numpy as np
+import pytest
+from attention_cases import Case
+
+from prolepsis.kernels.paged_attention import PART
+
+CONTEXTS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 143, 255, 256, 257, 384, 500, 639, 641, 700)
+
+
+def check(case, **how):
+    out = case.run(**how)
+    exact, bound = case.reference()
+    share = np.abs(out - exact) / bound
+    assert share.max() <= 1, f"{share.max():.2f} of the bound"
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_one_new_token(context, block_size, dtype):
+    rng = np.random.default_rng(context)
+    check(Case.random(rng, [context], [1], dtype=dtype), block_size=block_size, rng=rng)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_shapes_of_heads(group, dim, dtype):
+    rng = np.random.default_rng(group * dim)
+    check(Case.random(rng, [150, 33], [20, 1], group=group, dim=dim, dtype=dtype), rng=rng)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 9, 70])
+def test_several_sequences_in_one_call(rows):
+    rng = np.random.default_rng(rows)
+    contexts = [rows + extra for extra in (0, 1, 130, 14, 290)]
+    for block_size in (16, 32):
+        check(Case.random(rng, contexts, [rows, 1, rows, 1, rows]), block_size=block_size, rng=rng)
+
+
+def test_a_whole_prompt_at_once():
+    rng = np.random.default_rng(1)
+    check(Case.random(rng, [300], [300], kv_heads=3), rng=rng)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 5.0, 30.0])
+def test_flat_and_peaked_softmax(spread):
+    """Scores that are all equal, and scores hundreds apart, where most weights vanish."""
+    rng = np.random.default_rng(2)
+    check(Case.random(rng, [400], [9], spread=spread), rng=rng)
+
+
+def test_a_later_part_that_outweighs_all_before():
+    """The running maximum moves at every part boundary, up and down."""
+    rng = np.random.default_rng(3)
+    case = Case.random(rng, [5 * PART], [4])
+    for part in range(5):
+        case.keys[0][part * PART : (part + 1) * PART] = case.keys[0][0]
+        case.keys[0][part * PART + 3] = np.uint16(0x4000 + 0x20 * (part % 3))
+    check(case, rng=rng)
+
+
+@pytest.mark.parametrize("filler", [0xFFFF, 0x7FC0, 0x7F80, 0x7C00, 0xFF80, 0x7F7F])
+def test_what_lies_in_unused_slots_never_shows(filler):
+    rng = np.random.default_rng(4)
+    for dtype in ("bf16", "fp16"):
+        case = Case.random(rng, [1, 17, 130, 301], [1, 3, 1, 40], dtype=dtype)
+        for block_size in (16, 32):
+            clean = case.run(block_size, np.random.default_rng(5), filler=0)
+            assert np.isfinite(clean).all()
+            assert np.array_equal(case.run(block_size, np.random.default_rng(5), filler=filler), clean)
+
+
+def test_a_nan_in_a_visible_key_or_value_shows():
+    rng = np.random.default_rng(6)
+    for which in ("keys", "values"):
+        for token in (0, 131, 299):
+            case = Case.random(rng, [300], [2], dtype="bf16")
+            getattr(case, which)[0][token, 0] = 0x7FC0
+            out = case.run().reshape(2, 2, 3, 64)
+            seen = [token <= 298, True]
+            for row in range(2):
+                assert np.isnan(out[row, 0]).all() == seen[row]
+                assert np.isfinite(out[row, 1]).all()
+
+
+def test_bits_do_not_depend_on_blocks_cuts_or_company():
+    rng = np.random.default_rng(7)
+    case = Case.random(rng, [290, 1, 129, 33], [200, 1, 2, 33])
+    whole = case.run(32, np.random.default_rng(8))
+    for block_size in (16, 32, 64, 128):
+        for seed in range(3):
+            assert np.array_equal(case.run(block_size, np.random.default_rng(seed)), whole)
+    for rows_a_tile in (1, 2, 5, 8):
+        assert np.array_equal(case.run(rows_a_tile=rows_a_tile), whole)
+    row = 0
+    for sequence, queries in enumerate(case.queries):
+        context = len(case.keys[sequence])
+        for i in {0, len(queries) // 2, len(queries) - 1}:
+            end = context - len(queries) + i + 1
+            alone = Case(
+                case.dtype, case.group, [case.keys[sequence][:end]], [case.values[sequence][:end]], [queries[i : i + 1]]
+            )
+            for threads in (1, 2):  # one thread takes the context as a whole, two in parts
+                assert np.array_equal(alone.run(threads=threads)[0], whole[row + i])
+        row += len(queries)
+
+
+def test_too_little_room_for_shares_changes_nothing():
+    case = Case.random(np.random.default_rng(9), [700], [1])
+    assert np.array_equal(case.run(room=64), case.run())

@@ -9,12 +9,16 @@ from prolepsis.kernels.paged_attention import PART
 CONTEXTS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 143, 255, 256, 257, 384, 500, 639, 641, 700)
 
 
+# The bound of `Case.reference` holds if all roundings err the same way. In practice they cancel, and a result that used
+# more than this share of it would have been rounded to fewer bits than float32's somewhere.
+USED = 0.1
+
+
 def check(case, **how):
     out = case.run(**how)
     exact, bound = case.reference()
     share = np.abs(out - exact) / bound
-    assert share.max() <= 1, f"{share.max():.2f} of the bound"
-    return out
+    assert share.max() <= USED, f"{share.max():.3f} of the bound"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -3,8 +3,6 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 
-import numba
-
 from prolepsis.bench.measure import Engine
 from prolepsis.engine.llm import LLM
 
@@ -58,8 +56,3 @@ _MODULES = {"prolepsis": "prolepsis", "llama.cpp": "llama_cpp"}
 def installed() -> list[str]:
     """Names of the engines that can be measured here, ours first."""
     return [name for name in ENGINES if importlib.util.find_spec(_MODULES[name]) is not None]
-
-
-def all_threads() -> int:
-    """Threads used by default: one for each core."""
-    return int(numba.config.NUMBA_NUM_THREADS)

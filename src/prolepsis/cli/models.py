@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from prolepsis.bench.engines import all_threads, installed
+from prolepsis.bench.engines import installed
 from prolepsis.bench.measure import Speed
 from prolepsis.bench.worker import Job, run_apart
 from prolepsis.cli.console import (
@@ -16,15 +17,18 @@ from prolepsis.cli.console import (
     JsonOption,
     MemoryOption,
     ModelArgument,
+    ModelOption,
     ThreadsOption,
     bar,
-    err,
     load,
+    note,
     print_json,
     read_text,
 )
 from prolepsis.engine.perplexity import measure_perplexity
+from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.kernels.team import default_threads
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 
 
@@ -37,13 +41,13 @@ def pull(model: ModelArgument = DEFAULT_MODEL) -> None:
 def warmup(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None) -> None:
     """Compile every kernel for this CPU, so that no later command has to."""
     llm = load(model, threads=threads)
-    llm.warm_up()
-    err.print("all kernels are compiled")
+    warm_up(llm)
+    note("all kernels are compiled")
 
 
 def ppl(
     text: Annotated[Path, typer.Argument(help="A UTF-8 text file; - is standard input.")],
-    model: Annotated[str, typer.Option(help="A GGUF file, a registered name, or a repository.")] = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     context: Annotated[
         int, typer.Option(help="Tokens in a window; each window is scored from its second token.")
     ] = 2048,
@@ -96,13 +100,13 @@ def bench(
             # Any tokens will do, as long as they differ; speed does not depend on which.
             prompt = [(7919 * i + 13) % vocabulary for i in range(prompt_tokens)]
             new = [(104729 * i + 11) % vocabulary for i in range(new_tokens)]
-            job = Job(name, path, threads or all_threads(), prompt, new, runs)
+            job = Job(name, path, threads or default_threads(), prompt, new, runs)
             try:
                 results[name] = run_apart(job, lambda: on_progress(next(done), steps))
             except ProlepsisError as error:
                 if name == "prolepsis":
                     raise
-                err.print(f"[yellow]{error}[/yellow]")
+                note(str(error), "yellow")
     file_mb = Path(path).stat().st_size / 1e6
     ours = results.pop("prolepsis")
     if json_:
@@ -113,7 +117,7 @@ def bench(
 
 
 def _print_table(model: str, file_mb: float, ours: Speed, peers: dict[str, Speed]) -> None:
-    table = Table(title=f"{model}: {ours.prompt_tokens} + {ours.new_tokens} tokens, {ours.threads} threads")
+    table = Table(title=f"{escape(model)}: {ours.prompt_tokens} + {ours.new_tokens} tokens, {ours.threads} threads")
     for column in ("engine", "prefill tok/s", "decode tok/s", "ratio to ours", "peak RSS"):
         table.add_column(column, justify="left" if column == "engine" else "right")
     for name, speed in (("prolepsis", ours), *peers.items()):

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from numba import get_num_threads
+from prolepsis.kernels.team import default_threads
 
 
 def for_each(count: int, work: Callable[[int], None]) -> None:
-    """Call work(0) ... work(count - 1), as many at a time as Numba may use threads.
+    """Call work(0) ... work(count - 1), as many at a time as there are threads (`kernels.team`).
 
-    `work` spends its time in compiled code that holds no lock. (Numba's own parallel loops do the same, but
-    compiling them takes seconds.) The first exception raised is raised here.
+    `work` spends its time in compiled code that holds no lock. The first exception raised is raised here.
     """
-    threads = min(get_num_threads(), count)
+    threads = min(default_threads(), count)
     if threads <= 1:
         for i in range(count):
             work(i)

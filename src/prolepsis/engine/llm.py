@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from functools import cached_property
+from operator import index
+from typing import cast
 
-import numba
+import numpy as np
 
 from prolepsis.engine.request import Completion, Delta, Request
 from prolepsis.engine.runner import CHUNK, Progress, Runner
@@ -13,6 +15,7 @@ from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError
 from prolepsis.kernels import compiled_before
+from prolepsis.kernels.team import MAX_THREADS
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
@@ -55,7 +58,7 @@ class LLM:
 
         Raises InputError for a model or setting that cannot be used.
         """
-        _set_threads(threads)
+        _check_threads(threads)
         self.path = resolve(os.fspath(model), progress=on_download)
         self.name = os.fspath(model)
         self._file = GGUFFile.open(self.path)
@@ -64,13 +67,13 @@ class LLM:
         self.max_context = min(
             max_context or self.config.max_context, self._cache.pool.num_blocks * self._cache.block_size
         )
-        self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK), self._cache)
+        self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK, threads), self._cache)
 
     def _new_cache(self, max_context: int | None, kv_memory: int | None, dtype: str) -> PagedKVCache:
         config = self.config
-        if max_context is not None and not 1 <= max_context <= config.max_context:
+        if max_context is not None and not 2 <= max_context <= config.max_context:
             raise InputError(
-                f"max_context must be in 1 .. {config.max_context}, what {self.name} was trained for, not {max_context}"
+                f"max_context must be in 2 .. {config.max_context}, what {self.name} was trained for, not {max_context}"
             )
         shape = (config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
         budget = _free_memory() // _SHARE_OF_FREE_MEMORY if kv_memory is None else kv_memory
@@ -101,7 +104,7 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises InputError for one that is empty or too long, or ids beyond the vocabulary."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         self.check_prompt(tokens)
         return tokens
 
@@ -112,7 +115,8 @@ class LLM:
         if len(tokens) >= self.max_context:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.max_context} "
-                "and the answer needs room too; shorten the prompt, or raise max_context or kv_memory if the model allows"
+                "and the answer needs room too; shorten the prompt, or raise max_context or kv_memory where the model "
+                f"allows it (it was trained for {self.config.max_context})"
             )
         beyond = next((t for t in tokens if not 0 <= t < self.config.vocab_size), None)
         if beyond is not None:
@@ -123,9 +127,8 @@ class LLM:
 
         Several run together, as many at a time as the cache has room for.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = [prompts] if single else prompts
-        encoded = [self.encode(prompt) for prompt in many]  # type: ignore[arg-type]
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+        encoded = [self.encode(prompt) for prompt in cast(Many[Prompt], [prompts] if single else prompts)]
         params = params or SamplingParams()
         completions: list[Completion] = []
         while len(completions) < len(encoded):
@@ -154,16 +157,6 @@ class LLM:
         self.check_prompt(sequence.tokens)
         tokenizer = self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
         return Request(sequence, params, tokenizer, self.config.vocab_size, self.max_context)
-
-    def warm_up(self) -> None:
-        """Run every kernel once, so that none is compiled later."""
-        sequence = self.runner.new_sequence([0] * 40)
-        try:
-            self.runner.prefill(sequence)
-            sequence.tokens.append(0)
-            self.runner.step([sequence])
-        finally:
-            sequence.release()
 
     @property
     def needs_compiling(self) -> bool:
@@ -194,12 +187,16 @@ class LLM:
         return [request.completion for request in requests]
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if not 1 <= threads <= numba.config.NUMBA_NUM_THREADS:
-        raise InputError(f"threads must be in 1 .. {numba.config.NUMBA_NUM_THREADS} on this machine, not {threads}")
-    numba.set_num_threads(threads)
+def _token_ids(prompt: Many[int]) -> list[int]:
+    try:
+        return [index(token) for token in prompt]
+    except TypeError as error:
+        raise InputError(f"a prompt is a text or a list of token ids: {error}") from error
+
+
+def _check_threads(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise InputError(f"threads must be in 1 .. {MAX_THREADS}, not {threads}")
 
 
 def _free_memory() -> int:

@@ -23,10 +23,8 @@ def _cache_directory() -> str:
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
     config.CACHE_DIR = _cache_directory()
-# OpenMP shares one pool of threads with other libraries; the built-in layer is several times slower to start a loop.
-config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
 def compiled_before() -> bool:
     """Whether a process on this machine has compiled the decoder before, so that it need only be loaded."""
-    return next(Path(config.CACHE_DIR).rglob("forward.forward-*.nbi"), None) is not None
+    return next(Path(config.CACHE_DIR).rglob("forward.run_pass-*.nbi"), None) is not None

@@ -2,29 +2,40 @@
 
 A row is one token of one sequence. Every step works on each row by itself or, in attention, on the row's own past in
 its paged cache; rows are only ever grouped to share the reading of weights and of K, V.
+
+A pass is a sequence of sections (`team`), each of which works through all rows; leader and helpers take its items.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels.paged_attention import KVPool, attend
-from prolepsis.kernels.qmatmul import Activations, Weights, multiply, quantise, unpack_row
+from prolepsis.kernels.paged_attention import Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.qmatmul import ROWS, Activations, Weights, count_tiles, multiply_tiles, quantise, unpack_row
 from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head, store_head
+from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
 
 # Rows of `Plan.groups` for each layer: products that share an input.
 QKV, ATTENTION_OUT, GATE_UP, DOWN = range(4)
-_SERIAL_ROWS = 4  # up to this many rows, waking a second thread costs more than it saves
+
+# Kinds of sections, and the words of their parameters behind `team.JOB`.
+_EMBED, _NORM, _MULTIPLY, _ROTATE, _ATTEND, _QUANTISE, _GATE, _LAST_NORM = range(8)
+_KIND, _ROWS, _A, _B, _C, _D = range(JOB, JOB + 6)
+
+_PHASES = 10  # sections of a layer
+_ROWS_AN_ITEM = 8  # rows of a section that works row by row; fewer are not worth sharing
+_ITEMS_A_THREAD = 8  # a product is cut into about this many items for each thread
+_CHANGE, _PROJECTED, _LOGITS = range(3)  # where a product's result goes
 
 
 class Plan(NamedTuple):
     """The shape of a model.
 
-    groups int64 [layers * 4, 2]: first matrix and number of matrices of each product; norms float32 [2 * layers + 1,
-    hidden], flat: before attention and before the MLP of each layer, then the last; cos, sin float32
-    [max_positions, rotary_dim / 2], flat.
+    groups int64 [layers * 4 + 1, 2]: first matrix and number of matrices of each product, the head's last; norms
+    float32 [2 * layers + 1, hidden], flat: before attention and before the MLP of each layer, then the last; cos, sin
+    float32 [max_positions, rotary_dim / 2], flat.
     """
 
     weights: Weights
@@ -33,7 +44,6 @@ class Plan(NamedTuple):
     cos: NDArray[np.float32]
     sin: NDArray[np.float32]
     embedding: int
-    head: int
     layers: int
     hidden: int
     intermediate: int
@@ -51,52 +61,61 @@ class Scratch(NamedTuple):
     change: NDArray[np.float32]
     projected: NDArray[np.float32]
     query: NDArray[np.float32]
+    partial: NDArray[np.float32]
+    partial_state: NDArray[np.float32]
+    logits: NDArray[np.float32]
 
 
-@njit(cache=True)
-def _norm(gains, hidden, eps, stream, change, activations, row, source):
-    """Adds the last change to a row of the residual stream; activations[row] = its norm, quantised."""
-    add_row(stream, source * hidden, hidden, change, source * hidden)
-    norm_row(stream, source * hidden, hidden, gains, 0, eps, activations.x, row * hidden)
-    quantise(activations, row, hidden)
+class Batch(NamedTuple):
+    """The rows of a pass, in arrays that hold the largest: tokens, sequences, positions, logit_rows int64 [rows]."""
+
+    tokens: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    logit_rows: NDArray[np.int64]
+    tiles: Tiles
 
 
 @njit(inline="always")
-def _norm_rows(plan, scratch, rows, norm):
-    gains = plan.norms[norm * plan.hidden : (norm + 1) * plan.hidden]
-    if rows > _SERIAL_ROWS:
-        _norm_parallel(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, rows)
-        return
-    for row in range(rows):
-        _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, row, row)
+def _embed(plan, scratch, token, row):
+    hidden = plan.hidden
+    unpack_row(plan.weights, plan.embedding, token, scratch.stream, row * hidden)
+    scratch.change[row * hidden : (row + 1) * hidden] = 0.0
 
 
-@njit(cache=True, parallel=True)
-def _norm_parallel(gains, hidden, eps, stream, change, activations, rows):
-    x, quants, records = activations
-    for i in prange(rows):
-        row = np.int64(i)
-        _norm(gains, hidden, eps, stream, change, Activations(x, quants, records), row, row)
+@njit(inline="always")
+def _norm(plan, scratch, norm, row, source):
+    """Adds the last change to a row of the residual stream; activations[row] = its norm, quantised."""
+    hidden = plan.hidden
+    add_row(scratch.stream, source * hidden, hidden, scratch.change, source * hidden)
+    norm_row(
+        scratch.stream, source * hidden, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x,
+        row * hidden,
+    )  # fmt: skip
+    quantise(scratch.activations, row, hidden)
 
 
-@njit(cache=True)
-def _rotate(pool, tables, layer, cos, sin, rotary, scale, projected, query, heads, rows, row, sequence, position):
+@njit(inline="always")
+def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position):
     """Rotate a row's queries and keys, and put its keys and values into their slot.
 
     projected float32 [rows, heads + 2 kv_heads, head_dim]; query float32 [kv_heads, rows, group, head_dim]; both flat.
     """
     dim, kv_heads, size = pool.head_dim, pool.kv_heads, pool.block_size
+    heads, rotary, projected = plan.heads, plan.rotary_dim, scratch.projected
     group = heads // kv_heads
     base, angle = row * (heads + 2 * kv_heads) * dim, position * (rotary // 2)
     for h in range(heads):
         to = (((h // group) * rows + row) * group + h % group) * dim
-        rotate_head(projected, base + h * dim, rotary, dim, cos, sin, angle, scale, query, to)
+        rotate_head(
+            projected, base + h * dim, rotary, dim, plan.cos, plan.sin, angle, plan.score_scale, scratch.query, to
+        )  # fmt: skip
     block = layer * pool.num_blocks + tables[sequence, position // size]
     inside = position % size
     turned, bits = np.empty(dim, np.float32), np.empty(dim, np.uint16)
     for h in range(kv_heads):
         key = base + (heads + h) * dim
-        rotate_head(projected, key, rotary, dim, cos, sin, angle, np.float32(1.0), turned, 0)
+        rotate_head(projected, key, rotary, dim, plan.cos, plan.sin, angle, np.float32(1.0), turned, 0)
         store_head(pool.dtype, turned, 0, dim, bits, 0)
         at = (block * kv_heads + h) * dim * size
         for d in range(dim):
@@ -105,113 +124,158 @@ def _rotate(pool, tables, layer, cos, sin, rotary, scale, projected, query, head
 
 
 @njit(inline="always")
-def _rotate_rows(plan, pool, tables, scratch, layer, rows, sequences, positions):
-    if rows > _SERIAL_ROWS:
-        _rotate_parallel(
-            pool, tables, layer, plan.cos, plan.sin, plan.rotary_dim, plan.score_scale, scratch.projected,
-            scratch.query, plan.heads, rows, sequences, positions,
+def _gate(plan, scratch, row):
+    width = plan.intermediate
+    gate_row(
+        scratch.projected, row * 2 * width, row * 2 * width + width, width, scratch.activations.x, row * width
+    )  # fmt: skip
+    quantise(scratch.activations, row, width)
+
+
+@njit(inline="always")
+def _run_item(control, item, plan, pool, batch, scratch):
+    """One item of the section whose parameters are in `control`."""
+    kind, rows = control[_KIND], control[_ROWS]
+    if kind == _MULTIPLY:
+        out = scratch.change
+        if control[_D] == _PROJECTED:
+            out = scratch.projected
+        elif control[_D] == _LOGITS:
+            out = scratch.logits
+        share = control[_C]
+        first = control[_A]
+        multiply_tiles(
+            plan.weights, plan.groups[first, 0], plan.groups[first, 1], item * share, share, scratch.activations,
+            rows, out, control[_B],
         )  # fmt: skip
         return
-    for row in range(rows):
-        _rotate(
-            pool, tables, layer, plan.cos, plan.sin, plan.rotary_dim, plan.score_scale, scratch.projected,
-            scratch.query, plan.heads, rows, row, sequences[row], positions[row],
+    if kind == _ATTEND:
+        attend_item(
+            pool, batch.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_C],
+            scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
         )  # fmt: skip
+        return
+    for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
+        if kind == _NORM:
+            _norm(plan, scratch, control[_A], row, row)
+        elif kind == _ROTATE:
+            _rotate(
+                plan, pool, scratch, batch.tiles.tables, control[_A], rows, row, batch.sequences[row],
+                batch.positions[row],
+            )  # fmt: skip
+        elif kind == _QUANTISE:
+            quantise(scratch.activations, row, control[_A])
+        elif kind == _GATE:
+            _gate(plan, scratch, row)
+        elif kind == _EMBED:
+            _embed(plan, scratch, batch.tokens[row], row)
+        else:
+            _norm(plan, scratch, 2 * plan.layers, row, batch.logit_rows[row])
 
 
-@njit(cache=True, parallel=True)
-def _rotate_parallel(
-    pool, tables, layer, cos, sin, rotary, scale, projected, query, heads, rows, sequences, positions
-):  # fmt: skip
-    k, v, num_blocks, kv_heads, dim, block_size, dtype = pool
-    for i in prange(rows):
-        row = np.int64(i)
-        _rotate(
-            KVPool(k, v, num_blocks, kv_heads, dim, block_size, dtype), tables, layer, cos, sin, rotary, scale,
-            projected, query, heads, rows, row, sequences[row], positions[row],
-        )  # fmt: skip
+@njit(inline="always")
+def _set(control, kind, rows, a, b, c, d):
+    control[_KIND], control[_ROWS] = kind, rows
+    control[_A], control[_B], control[_C], control[_D] = a, b, c, d
+
+
+@njit(inline="always")
+def _row_section(control, kind, rows, a):
+    _set(control, kind, rows, a, 0, 0, 0)
+    return (rows + _ROWS_AN_ITEM - 1) // _ROWS_AN_ITEM
+
+
+@njit(inline="always")
+def _product_section(control, plan, threads, group, rows, stride, out):
+    tiles = count_tiles(plan.weights, plan.groups[group, 0], plan.groups[group, 1])
+    share = tiles if threads == 1 else (tiles + _ITEMS_A_THREAD * threads - 1) // (_ITEMS_A_THREAD * threads)
+    _set(control, _MULTIPLY, rows, group, stride, share, out)
+    return (tiles + share - 1) // share
 
 
 @njit(cache=True)
-def _gate(activations, projected, width, row):
-    gate_row(projected, row * 2 * width, row * 2 * width + width, width, activations.x, row * width)
-    quantise(activations, row, width)
-
-
-@njit(inline="always")
-def _gate_rows(activations, projected, width, rows):
-    if rows > _SERIAL_ROWS:
-        _gate_parallel(activations, projected, width, rows)
-        return
-    for row in range(rows):
-        _gate(activations, projected, width, row)
-
-
-@njit(cache=True, parallel=True)
-def _gate_parallel(activations, projected, width, rows):
-    x, quants, records = activations
-    for i in prange(rows):
-        row = np.int64(i)
-        _gate(Activations(x, quants, records), projected, width, row)
-
-
-@njit(inline="always")
-def _quantise_rows(activations, width, rows):
-    if rows > _SERIAL_ROWS:
-        _quantise_parallel(activations, width, rows)
-        return
-    for row in range(rows):
-        quantise(activations, row, width)
-
-
-@njit(cache=True, parallel=True)
-def _quantise_parallel(activations, width, rows):
-    x, quants, records = activations
-    for i in prange(rows):
-        row = np.int64(i)
-        quantise(Activations(x, quants, records), row, width)
-
-
-@njit(inline="always")
-def _product(plan, scratch, layer, group, rows, out, stride):
-    first, count = plan.groups[4 * layer + group, 0], plan.groups[4 * layer + group, 1]
-    multiply(plan.weights, first, count, scratch.activations, rows, out, stride)
-
-
-@njit(inline="always")
-def _layer(plan, pool, tiles, scratch, layer, rows, sequences, positions):
-    width, dim = plan.heads * pool.head_dim, pool.head_dim
-    _norm_rows(plan, scratch, rows, 2 * layer)
-    _product(plan, scratch, layer, QKV, rows, scratch.projected, width + 2 * pool.kv_heads * dim)
-    _rotate_rows(plan, pool, tiles.tables, scratch, layer, rows, sequences, positions)
-    attend(pool, tiles, layer, plan.heads // pool.kv_heads, scratch.query[: rows * width], scratch.activations.x)
-    _quantise_rows(scratch.activations, width, rows)
-    _product(plan, scratch, layer, ATTENTION_OUT, rows, scratch.change, plan.hidden)
-    _norm_rows(plan, scratch, rows, 2 * layer + 1)
-    _product(plan, scratch, layer, GATE_UP, rows, scratch.projected, 2 * plan.intermediate)
-    _gate_rows(scratch.activations, scratch.projected, plan.intermediate, rows)
-    _product(plan, scratch, layer, DOWN, rows, scratch.change, plan.hidden)
+def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch, room):
+    """Set the parameters of section `step` of a pass; returns the number of its items, 0 for none."""
+    layer, phase = (step - 1) // _PHASES, (step - 1) % _PHASES
+    if step == 0:
+        return _row_section(control, _EMBED, rows, 0)
+    if layer == plan.layers:
+        if phase == 0:
+            return _row_section(control, _LAST_NORM, logit_rows, 0)
+        padded = plan.weights.matrices[plan.groups[4 * plan.layers, 0], ROWS]
+        return _product_section(control, plan, threads, 4 * plan.layers, logit_rows, padded, _LOGITS)
+    width, first = plan.heads * pool.head_dim, 4 * layer
+    if phase == 0:
+        return _row_section(control, _NORM, rows, 2 * layer)
+    if phase == 1:
+        joined = width + 2 * pool.kv_heads * pool.head_dim
+        return _product_section(control, plan, threads, first + QKV, rows, joined, _PROJECTED)
+    if phase == 2:
+        return _row_section(control, _ROTATE, rows, layer)
+    if phase == 3:
+        group = plan.heads // pool.kv_heads
+        pairs, shares, size = plan_attention(pool, batch.tiles, tiles, group, threads, room)
+        _set(control, _ATTEND, rows, layer, shares, size, pairs)
+        return pairs * shares
+    if phase == 4:
+        return _row_section(control, _QUANTISE, rows, width)
+    if phase == 5:
+        return _product_section(control, plan, threads, first + ATTENTION_OUT, rows, plan.hidden, _CHANGE)
+    if phase == 6:
+        return _row_section(control, _NORM, rows, 2 * layer + 1)
+    if phase == 7:
+        return _product_section(control, plan, threads, first + GATE_UP, rows, 2 * plan.intermediate, _PROJECTED)
+    if phase == 8:
+        return _row_section(control, _GATE, rows, 0)
+    return _product_section(control, plan, threads, first + DOWN, rows, plan.hidden, _CHANGE)
 
 
 @njit(cache=True, nogil=True)
-def forward(plan, pool, tiles, scratch, tokens, sequences, positions, logit_rows, logits):
-    """Run the decoder over `rows` tokens, write their K and V, and the logits of some of them.
+def run_pass(control, generation, shape, plan, pool, batch, scratch):
+    """Run the decoder over the rows of `batch` and write their K and V: the leader's part, and a helper's.
 
-    tokens, sequences, positions int64 [rows]: token id, row of `tiles.tables`, absolute position. Rows that belong to
-    one sequence come in order of position, and every earlier position is in the cache or among the rows.
-    logit_rows int64 [n]: ascending; logits float32 [n, padded vocabulary], written.
+    shape = (threads, rows, tiles, logit rows) for the leader; a helper gives no threads, and stays for as long as `idle`
+    says to wait for more work (`team.Team`). The leader leaves the logits of the first batch.logit_rows (ascending) in
+    scratch.logits, float32 [logit rows, padded vocabulary]. Rows that belong to one sequence come in order of position,
+    and every earlier position is in the cache or among the rows.
+
+    Leader and helper are one function with one place that runs items: compiling that takes nearly all the time.
     """
-    rows = tokens.size
-    scratch.change[: rows * plan.hidden] = 0.0
-    for row in range(rows):
-        unpack_row(plan.weights, plan.embedding, tokens[row], scratch.stream, row * plan.hidden)
-    for layer in range(plan.layers):
-        _layer(plan, pool, tiles, scratch, layer, rows, sequences, positions)
-    if logit_rows.size == 0:
+    threads, rows, tiles, logit_rows = shape
+    leader = threads > 0
+    if not leader and not arrive(control, generation):
         return
-    gains = plan.norms[2 * plan.layers * plan.hidden :]
-    for i in range(logit_rows.size):
-        _norm(gains, plan.hidden, plan.eps, scratch.stream, scratch.change, scratch.activations, i, logit_rows[i])
-    multiply(
-        plan.weights, plan.head, np.int64(1), scratch.activations, logit_rows.size, logits.reshape(-1), logits.shape[1]
-    )
+    steps = 1 + plan.layers * _PHASES + (2 if logit_rows > 0 else 0)
+    step, waited, items = 0, 0, 0
+    while True:
+        item = np.int64(-1)
+        if leader:
+            if step == steps:
+                return
+            items = _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch, scratch.partial.size)
+            step += 1
+            if items == 1:
+                item = np.int64(0)
+            else:
+                publish(control, items)
+        elif not idle(control, waited):
+            return
+        waited += 1
+        alone = item == 0
+        if not alone:
+            item = take(control)
+        while item >= 0:
+            _run_item(control, item, plan, pool, batch, scratch)
+            waited = 0
+            if alone:
+                break
+            finish(control)
+            item = take(control)
+        if leader:
+            if not alone:
+                join(control, items)
+            if control[_KIND] == _ATTEND and control[_B] > 1:
+                merge_shares(
+                    pool, batch.tiles, control[_D], control[_B], control[_C], plan.heads // pool.kv_heads,
+                    scratch.partial, scratch.partial_state, scratch.activations.x,
+                )  # fmt: skip

@@ -9,14 +9,14 @@ arXiv:2309.06180) for the block table.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import UNIT, add_values, divide_row, exponentiate, merge, score_unit
 
 PART = 128  # tokens of context that are one unit of work
 TILE_QUERIES = 24  # queries (rows x heads of a group) that share one read of K and V
-_ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
+ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
 class KVPool(NamedTuple):
@@ -43,10 +43,7 @@ class Tiles(NamedTuple):
     tables: NDArray[np.int32]
 
 
-# Numba cannot carry a tuple into a parallel loop: such loops take the fields apart before and put them together inside.
-
-
-@njit(cache=True)
+@njit(inline="always")
 def _attend_part(pool, tables, sequence, layer, head, q, queries, group, position, start, stop, scores, out, state):
     """One part of the context: out[v] = sum of exp(score - max) * v and state[v] = (max, sum) for each query v.
 
@@ -80,7 +77,7 @@ def _attend_part(pool, tables, sequence, layer, head, q, queries, group, positio
             v += together
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _fold(first, queries, dim, total, state, part, part_state):
     """Merge one part's results into the running ones; the first part is where they start."""
     if first:
@@ -94,7 +91,7 @@ def _fold(first, queries, dim, total, state, part, part_state):
             merge(total, v * dim, state, 2 * v, part, v * dim, part_state, 2 * v, dim)
 
 
-@njit(cache=True)
+@njit(inline="always")
 def _finish(queries, dim, group, head, heads, row, total, state, out):
     """Divide by the sums and put each query's output in its place: out float32 [rows, heads * dim], flat."""
     for v in range(queries):
@@ -102,56 +99,73 @@ def _finish(queries, dim, group, head, heads, row, total, state, out):
         divide_row(total, v * dim, dim, state, 2 * v, out, at)
 
 
-@njit(cache=True, parallel=True)
-def _attend_all(pool, tiles, layer, group, q, out):
-    k, v, num_blocks, heads, dim, block_size, dtype = pool
-    first_row, num_rows, first_position, sequences, tables = tiles
-    rows = q.size // (heads * group * dim)
+@njit(cache=True)
+def plan_attention(pool, tiles, count, group, threads, room):
+    """How to cut the attention of `count` tiles into items: (pairs, shares, width).
+
+    An item is one share of the context of one pair of tile and KV head. With few pairs every part of the context is a
+    share of its own, so that all threads have work, provided that `room` floats hold the results of all shares; `width`
+    is the floats of one result.
+    """
     longest, widest = 0, 0
-    for tile in range(first_row.size):
-        longest = max(longest, first_position[tile] + num_rows[tile])
-        widest = max(widest, num_rows[tile] * group)
-    pairs = first_row.size * heads
-    parts = (longest + PART - 1) // PART
-    # Few pairs: every part of their context is an item of its own, so that all threads have work.
-    span, shares = (1, parts) if pairs < _ENOUGH_PAIRS else (parts, 1)
-    items = pairs * shares
-    results = np.empty((items, widest * dim), np.float32)
-    states = np.empty((items, 2 * widest), np.float32)
-    for i in prange(items):
-        item = np.int64(i)
-        if shares == 1:
-            # Later tiles of a prompt see more: the first goes with the last, so that equal shares are equal work.
-            item = item // 2 if item % 2 == 0 else items - 1 - item // 2
-        pair, share = item // shares, item % shares
-        tile, head = pair // heads, pair % heads
-        end = first_position[tile] + num_rows[tile]
-        queries = num_rows[tile] * group
-        at = (head * rows + first_row[tile]) * group * dim
-        scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
-        part_state = np.empty(2 * queries, np.float32)
-        first = share * span * PART
-        for start in range(first, min(first + span * PART, end), PART):
-            _attend_part(
-                KVPool(k, v, num_blocks, heads, dim, block_size, dtype), tables, sequences[tile], layer, head,
-                q[at : at + queries * dim], queries, group, first_position[tile], start, min(start + PART, end),
-                scores, part, part_state,
-            )  # fmt: skip
-            _fold(start == first, queries, dim, results[item], states[item], part, part_state)
-    for p in range(pairs):
-        tile, begin = p // heads, p * shares
-        queries = num_rows[tile] * group
-        if shares > 1:
-            for later in range(begin + 1, begin + (first_position[tile] + num_rows[tile] + PART - 1) // PART):
-                _fold(np.bool_(False), queries, dim, results[begin], states[begin], results[later], states[later])
-        _finish(queries, dim, group, p % heads, heads * group, first_row[tile], results[begin], states[begin], out)
+    for tile in range(count):
+        longest = max(longest, tiles.first_position[tile] + tiles.num_rows[tile])
+        widest = max(widest, tiles.num_rows[tile] * group)
+    pairs, parts = count * pool.kv_heads, (longest + PART - 1) // PART
+    width = widest * pool.head_dim
+    spread = threads > 1 and pairs < ENOUGH_PAIRS and pairs * parts * width <= room
+    return pairs, parts if spread else 1, width
 
 
 @njit(inline="always")
-def attend(pool, tiles, layer, group, q, out):
-    """out = softmax(q k^T) v over each row's own past, itself included.
+def attend_item(pool, tiles, layer, group, rows, item, shares, width, q, partial, partial_state, out):
+    """One item of `plan_attention`: softmax(q k^T) v over a tile's own past, or one part of it.
 
-    q float32 [kv_heads, rows, group, head_dim] (already rotated and scaled), out float32 [rows, heads * head_dim],
-    both flat. Block sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32.
+    q float32 [kv_heads, rows, group, head_dim] (already rotated and scaled), flat. With one share the result goes to
+    out float32 [rows, heads * head_dim], else to partial and partial_state, from where `merge_shares` takes it. Block
+    sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32.
     """
-    _attend_all(pool, tiles, layer, group, q, out)
+    heads, dim = pool.kv_heads, pool.head_dim
+    pair, share = item // shares, item % shares
+    tile, head = pair // heads, pair % heads
+    end = tiles.first_position[tile] + tiles.num_rows[tile]
+    queries = tiles.num_rows[tile] * group
+    at = (head * rows + tiles.first_row[tile]) * group * dim
+    query = q[at : at + queries * dim]
+    scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
+    part_state = np.empty(2 * queries, np.float32)
+    if shares > 1:
+        start = share * PART
+        if start < end:
+            states = 2 * (width // dim)
+            _attend_part(
+                pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group,
+                tiles.first_position[tile], start, min(start + PART, end), scores,
+                partial[item * width : (item + 1) * width], partial_state[item * states : (item + 1) * states],
+            )  # fmt: skip
+        return
+    total, state = np.empty(queries * dim, np.float32), np.empty(2 * queries, np.float32)
+    for start in range(0, end, PART):
+        _attend_part(
+            pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group, tiles.first_position[tile],
+            start, min(start + PART, end), scores, part, part_state,
+        )  # fmt: skip
+        _fold(start == 0, queries, dim, total, state, part, part_state)
+    _finish(queries, dim, group, head, heads * group, tiles.first_row[tile], total, state, out)
+
+
+@njit(cache=True)
+def merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_state, out):
+    """Merge the shares that `attend_item` left, in order, into out float32 [rows, heads * head_dim]."""
+    heads, dim = pool.kv_heads, pool.head_dim
+    results = partial[: pairs * shares * width].reshape(pairs * shares, width)
+    states = partial_state[: pairs * shares * 2 * (width // dim)].reshape(pairs * shares, 2 * (width // dim))
+    for pair in range(pairs):
+        tile, first = pair // heads, pair * shares
+        queries = tiles.num_rows[tile] * group
+        end = tiles.first_position[tile] + tiles.num_rows[tile]
+        for later in range(first + 1, first + (end + PART - 1) // PART):
+            _fold(np.bool_(False), queries, dim, results[first], states[first], results[later], states[later])
+        _finish(
+            queries, dim, group, pair % heads, heads * group, tiles.first_row[tile], results[first], states[first], out
+        )  # fmt: skip

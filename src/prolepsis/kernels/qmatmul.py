@@ -1,10 +1,10 @@
-"""Matrix products of activation rows with packed weights, spread over threads by tiles of 16 weight rows."""
+"""Matrix products of activation rows with packed weights, in tiles of 16 weight rows."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels.rows import quantise_row
@@ -40,26 +40,33 @@ def quantise(activations, row, width):
     quantise_row(x, row * width, width, quants, records, row * (width // CELL))
 
 
-@njit(cache=True, parallel=True)
-def multiply(weights, first, count, activations, rows, out, stride):
+@njit(cache=True)
+def count_tiles(weights, first, count):
+    """Tiles of `count` matrices from `first` on."""
+    tiles = 0
+    for m in range(first, first + count):
+        tiles += weights.matrices[m, ROWS] // 16
+    return tiles
+
+
+@njit(inline="always")
+def multiply_tiles(weights, first, count, begin, tiles, activations, rows, out, stride):
     """out[:rows] = activations[:rows] @ matrix^T, for `count` matrices from `first` on, side by side in `out`.
 
-    out float32 flat with rows of `stride`; each matrix's product begins at its own OUT_COLUMN.
+    Only the tiles begin ... begin + tiles - 1 of those there are. out float32 flat with rows of `stride`; each matrix's
+    product begins at its own OUT_COLUMN.
     """
     data, matrices = weights
     x, quants, records = activations
-    tiles = 0
     for m in range(first, first + count):
-        tiles += matrices[m, ROWS] // 16
-    for i in prange(tiles):
-        m, tile = first, np.int64(i)
-        while tile >= matrices[m, ROWS] // 16:
-            tile -= matrices[m, ROWS] // 16
-            m += 1
-        tile_product(
-            matrices[m, KIND], data, matrices[m, OFFSET] + tile * matrices[m, TILE_BYTES],
-            matrices[m, COLUMNS] // CELL, x, quants, records, rows, out, stride, matrices[m, OUT_COLUMN] + 16 * tile,
-        )  # fmt: skip
+        height = matrices[m, ROWS] // 16
+        for tile in range(max(begin, 0), min(begin + tiles, height)):
+            tile_product(
+                matrices[m, KIND], data, matrices[m, OFFSET] + tile * matrices[m, TILE_BYTES],
+                matrices[m, COLUMNS] // CELL, x, quants, records, rows, out, stride,
+                matrices[m, OUT_COLUMN] + 16 * tile,
+            )  # fmt: skip
+        begin -= height
 
 
 @njit(cache=True)

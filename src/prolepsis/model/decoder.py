@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.kernels.forward import Scratch, forward
+from prolepsis.kernels.forward import Batch, Scratch, run_pass
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.paged_attention import TILE_QUERIES, KVPool, Tiles
+from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, TILE_QUERIES, KVPool, Tiles
 from prolepsis.kernels.qmatmul import Activations
 from prolepsis.kernels.rows import DTYPES
+from prolepsis.kernels.team import Team, default_threads
 from prolepsis.kernels.tile import CELL, RECORD
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.config import ModelConfig
@@ -32,41 +33,28 @@ class Rows(NamedTuple):
 
 
 class Decoder:
-    """Runs a model. Holds its weights and working memory, and no state of any sequence: that is in the cache.
+    """Runs a model. Holds its weights, threads and working memory, and no state of any sequence: that is in the cache.
 
     Not for use by two threads at once. Results for a row depend on the row and its past alone (`docs/determinism.md`).
     """
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, max_positions: int, max_rows: int) -> None:
-        """`max_positions`: longest sequence, in tokens; `max_rows`: most tokens in one call of `forward`.
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, max_positions: int, max_rows: int, threads: int | None = None
+    ) -> None:
+        """`max_positions`: longest sequence, in tokens; `max_rows`: most tokens in one call of `forward`; `threads`:
+        by default one for each core.
 
         Raises ModelFileError for tensors that are missing or not supported.
         """
         self.config = config
         self.max_rows = max_rows
+        self.threads = threads or default_threads()
         self.plan = load_plan(file, config, max_positions)
-        self._scratch = self._new_scratch(max_rows)
-
-    def _new_scratch(self, rows: int) -> Scratch:
-        config = self.config
-        heads_width = config.num_heads * config.head_dim
-        widest = max(config.hidden_size, config.intermediate_size, heads_width)
-        joined = max(heads_width + 2 * config.num_kv_heads * config.head_dim, 2 * config.intermediate_size)
-
-        def floats(width: int) -> NDArray[np.float32]:
-            return np.empty(rows * width, np.float32)
-
-        return Scratch(
-            activations=Activations(
-                x=floats(widest),
-                quants=np.empty(rows * widest, np.int8),
-                records=np.empty(rows * widest // CELL * RECORD, np.int32),
-            ),
-            stream=floats(config.hidden_size),
-            change=floats(config.hidden_size),
-            projected=floats(joined),
-            query=floats(heads_width),
-        )
+        self._max_positions = max_positions
+        self._scratch = _new_scratch(config, max_rows, max_positions)
+        self._team = Team(self.threads, _help)
+        self._pool: KVPool | None = None
+        self._batch: Batch | None = None
 
     def pool_view(self, cache: PagedKVCache) -> KVPool:
         """The flat view of `cache` that the kernels take."""
@@ -85,38 +73,87 @@ class Decoder:
 
         Returns float32 [wanted rows, vocabulary].
         """
-        starts = np.cumsum([0, *(len(rows.tokens) for rows in batch)])
-        total = int(starts[-1])
+        total = sum(len(rows.tokens) for rows in batch)
         if total > self.max_rows:
             raise ValueError(f"{total} rows in one call, at most {self.max_rows}")
-        wanted = [
-            np.arange(stop - {"none": 0, "last": 1, "all": stop - start}[rows.logits], stop)
-            for rows, start, stop in zip(batch, starts[:-1], starts[1:], strict=True)
-        ]
-        logit_rows = np.concatenate(wanted).astype(np.int64)
+        arrays = self._bound_batch(pool)
+        tiles, wanted = self._fill(arrays, batch)
+        self._team.begin()
+        try:
+            shape = (self.threads, total, tiles, wanted)
+            run_pass(self._team.control, 0, shape, self.plan, pool, arrays, self._scratch)
+        finally:
+            self._team.end()
         padded = -(-self.config.vocab_size // LANES) * LANES
-        logits = np.empty((len(logit_rows), padded), np.float32)
-        forward(
-            self.plan,
-            pool,
-            self._tiles(batch, starts),
-            self._scratch,
-            np.concatenate([rows.tokens for rows in batch]).astype(np.int64),
-            np.repeat(np.arange(len(batch)), np.diff(starts)),
-            np.concatenate([np.arange(rows.start, rows.start + len(rows.tokens)) for rows in batch]),
-            logit_rows,
-            logits,
-        )
-        return logits[:, : self.config.vocab_size]
+        logits = self._scratch.logits[: wanted * padded].reshape(wanted, padded)
+        return logits[:, : self.config.vocab_size].copy()
 
-    def _tiles(self, batch: Sequence[Rows], starts: NDArray[np.int64]) -> Tiles:
+    def _bound_batch(self, pool: KVPool) -> Batch:
+        """The arrays that describe a pass over `pool`, known to the helpers together with it."""
+        if self._batch is None or self._pool is not pool:
+            self._batch = _new_batch(self.max_rows, -(-self._max_positions // pool.block_size))
+            self._pool = pool
+            self._team.bind(self.plan, pool, self._batch, self._scratch)
+        return self._batch
+
+    def _fill(self, arrays: Batch, batch: Sequence[Rows]) -> tuple[int, int]:
+        """Describe `batch` in `arrays`; returns the numbers of tiles and of rows whose logits are wanted."""
         step = max(1, TILE_QUERIES * self.config.num_kv_heads // self.config.num_heads)
-        tables = np.zeros((len(batch), max(len(rows.blocks) for rows in batch)), np.int32)
-        tiles = []
-        for i, rows in enumerate(batch):
-            tables[i, : len(rows.blocks)] = rows.blocks
-            for first in range(0, len(rows.tokens), step):
-                count = min(step, len(rows.tokens) - first)
-                tiles.append((int(starts[i]) + first, count, rows.start + first, i))
-        first_row, num_rows, first_position, sequence = np.array(tiles, np.int64).T.copy()
-        return Tiles(first_row, num_rows, first_position, sequence, tables)
+        row, tile, wanted = 0, 0, 0
+        for sequence, rows in enumerate(batch):
+            count = len(rows.tokens)
+            arrays.tokens[row : row + count] = rows.tokens
+            arrays.sequences[row : row + count] = sequence
+            arrays.positions[row : row + count] = np.arange(rows.start, rows.start + count)
+            used = rows.blocks[: arrays.tiles.tables.shape[1]]
+            arrays.tiles.tables[sequence, : len(used)] = used
+            for first in range(0, count, step):
+                arrays.tiles.first_row[tile] = row + first
+                arrays.tiles.num_rows[tile] = min(step, count - first)
+                arrays.tiles.first_position[tile] = rows.start + first
+                arrays.tiles.sequence[tile] = sequence
+                tile += 1
+            logits = {"none": 0, "last": 1, "all": count}[rows.logits]
+            arrays.logit_rows[wanted : wanted + logits] = np.arange(row + count - logits, row + count)
+            wanted += logits
+            row += count
+        return tile, wanted
+
+
+def _help(control: NDArray[np.int64], generation: int, *work: object) -> None:
+    run_pass(control, generation, (0, 0, 0, 0), *work)
+
+
+def _new_batch(rows: int, blocks: int) -> Batch:
+    def numbers() -> NDArray[np.int64]:
+        return np.zeros(rows, np.int64)
+
+    tiles = Tiles(numbers(), numbers(), numbers(), numbers(), np.zeros((rows, blocks), np.int32))
+    return Batch(numbers(), numbers(), numbers(), numbers(), tiles)
+
+
+def _new_scratch(config: ModelConfig, rows: int, positions: int) -> Scratch:
+    heads_width = config.num_heads * config.head_dim
+    widest = max(config.hidden_size, config.intermediate_size, heads_width)
+    joined = max(heads_width + 2 * config.num_kv_heads * config.head_dim, 2 * config.intermediate_size)
+    # Results of attention over every part of the longest context, for as many single rows as are spread out at once.
+    shares = -(-positions // PART) * max(ENOUGH_PAIRS, config.num_kv_heads)
+    group_width = heads_width // config.num_kv_heads
+
+    def floats(width: int) -> NDArray[np.float32]:
+        return np.empty(rows * width, np.float32)
+
+    return Scratch(
+        activations=Activations(
+            x=floats(widest),
+            quants=np.empty(rows * widest, np.int8),
+            records=np.empty(rows * widest // CELL * RECORD, np.int32),
+        ),
+        stream=floats(config.hidden_size),
+        change=floats(config.hidden_size),
+        projected=floats(joined),
+        query=floats(heads_width),
+        partial=np.empty(shares * group_width, np.float32),
+        partial_state=np.empty(2 * shares * group_width // config.head_dim, np.float32),
+        logits=floats(-(-config.vocab_size // LANES) * LANES),
+    )

@@ -46,6 +46,7 @@ def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int) -> Plan:
     head = embedding
     if not config.tied_embeddings:
         head = loader.add("output.weight", config.vocab_size, config.hidden_size)
+    groups.append((head, 1))
     rope = config.rope
     divisors = np.full(rope.dim // 2, rope.scaling_factor)
     if rope.frequency_factors is not None:
@@ -58,7 +59,6 @@ def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int) -> Plan:
         cos=cos.reshape(-1),
         sin=sin.reshape(-1),
         embedding=embedding,
-        head=head,
         layers=config.num_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,

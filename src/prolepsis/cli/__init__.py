@@ -1,18 +1,56 @@
 """The `prolepsis` command: parses, calls, prints.
 
-Exit codes: 0 fine, 1 failed, 2 misuse (bad flags, files or prompts), 130 interrupted.
+Results go to standard output, everything else to standard error. Exit codes: 0 fine, 1 failed, 2 misuse (bad flags,
+files or prompts), 130 interrupted.
 """
 
+import io
+import os
 import sys
 
-from prolepsis.cli.app import app
 from prolepsis.errors import InputError, ProlepsisError
 
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" for it
     try:
-        app()
+        code = _run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
     except ProlepsisError as error:
-        print(f"prolepsis: error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        code = _fail(error, 2 if isinstance(error, InputError) else 1)
+    except BrokenPipeError:
+        code = 1
+        _drop_output()
+    except OSError as error:
+        code = _fail(error, 1)
+        _drop_output()
+    if code == 130 and sys.stderr.isatty():
+        print(file=sys.stderr)
+    sys.exit(code)
+
+
+def _run() -> int:
+    from prolepsis.cli import app  # here, so that Ctrl-C while it loads is caught too
+
+    try:
+        return app.app(prog_name="prolepsis", standalone_mode=False) or 0
+    except Exception as error:
+        misuse = app.usage_message(error)
+        if misuse is None:
+            raise
+        return _fail(misuse, 2)
+
+
+def _fail(reason: object, code: int) -> int:
+    print(f"prolepsis: error: {reason}", file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """Python would try once more to write what standard output still holds when it exits, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

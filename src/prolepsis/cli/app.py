@@ -1,5 +1,8 @@
 """The commands, by name."""
 
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
 import typer
 
 from prolepsis.cli import demo, generating, kv, models
@@ -7,14 +10,59 @@ from prolepsis.cli import demo, generating, kv, models
 app = typer.Typer(
     name="prolepsis",
     help="An LLM inference engine that predicts its own future: tokens and KV cache.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-kv_app = typer.Typer(help="Save, restore, look into and verify losslessly coded KV caches.", no_args_is_help=True)
+kv_app = typer.Typer(help="Save, restore, look into and verify losslessly coded KV caches.")
 
-for command in (demo.demo, generating.generate, generating.chat, models.pull, models.bench, models.ppl, models.warmup):
-    app.command()(command)
-for name, command in (("save", kv.save), ("load", kv.load_), ("inspect", kv.inspect), ("verify", kv.verify)):
-    kv_app.command(name)(command)
+app.command("demo")(demo.demo)
+app.command("generate")(generating.generate)
+app.command("chat")(generating.chat)
+app.command("pull")(models.pull)
+app.command("bench")(models.bench)
+app.command("ppl")(models.ppl)
+app.command("warmup")(models.warmup)
+kv_app.command("save")(kv.save)
+kv_app.command("load")(kv.load_)
+kv_app.command("inspect")(kv.inspect)
+kv_app.command("verify")(kv.verify)
 app.add_typer(kv_app, name="kv")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            number = version("prolepsis")
+        except PackageNotFoundError:
+            number = "(run from its sources, not installed)"
+        print(f"prolepsis {number}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _prolepsis(
+    context: typer.Context,
+    version_: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    _help_if_alone(context)
+
+
+@kv_app.callback(invoke_without_command=True)
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+# Typer does not export the class that all its complaints about arguments share.
+_USAGE_ERROR = typer.BadParameter.__mro__[1]
+
+
+def usage_message(error: Exception) -> str | None:
+    """What to tell a user who gave wrong arguments, in one line; None for any other error."""
+    if not isinstance(error, _USAGE_ERROR):
+        return None
+    usage: Any = error
+    command = usage.ctx.command_path if usage.ctx is not None else "prolepsis"
+    return f"{usage.format_message()} (see `{command} --help`)"

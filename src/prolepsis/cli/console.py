@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +13,28 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColum
 
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.runner import Progress as OnProgress
+from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError
 
 err = Console(stderr=True)
 """Everything but results goes here, so that standard output can be piped."""
 
-ModelArgument = Annotated[str, typer.Argument(help="A GGUF file, a registered name, or a Hugging Face repository.")]
+_MODEL = "A GGUF file, a registered name (smollm2:135m), or a Hugging Face repository."
+ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
+ModelOption = Annotated[str, typer.Option(help=_MODEL)]
 ContextOption = Annotated[int | None, typer.Option(help="Longest sequence, in tokens. Default: what the model allows.")]
 MemoryOption = Annotated[
-    str | None, typer.Option(help="Memory for the KV cache, e.g. 512MiB or 2GiB. Default: for one longest sequence.")
+    str | None,
+    typer.Option(
+        help="Memory for the KV cache, e.g. 512MiB or 2GiB. Default: for one longest sequence, within a quarter of "
+        "what is free."
+    ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="Number format of the KV cache: bf16 or fp16.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+_LONGEST_TEXT = 64 << 20  # bytes; far more than any context holds
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -50,9 +58,23 @@ def load(
             on_download=on_download,
         )
     if llm.needs_compiling:
-        with err.status("compiling the kernels for this CPU, once (about half a minute)"):
-            llm.warm_up()
+        what = "compiling the kernels for this CPU, once (about half a minute)"
+        if not err.is_terminal:
+            note(what)
+        with err.status(what):
+            warm_up(llm)
     return llm
+
+
+def note(text: str, style: str | None = None) -> None:
+    """One line on standard error, as it is."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show(text: str) -> None:
+    """Text of an answer on standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def parse_size(text: str, flag: str) -> int:
@@ -71,8 +93,11 @@ def parse_size(text: str, flag: str) -> int:
 
 @contextmanager
 def bar(what: str, unit: str = "") -> Iterator[OnProgress]:
-    """A progress bar on standard error that appears with the first call of the yielded (done, total), on a terminal."""
-    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
+    """A progress bar on standard error, if that is a terminal.
+
+    It appears with the first call of the yielded (done, total) and goes when all is done, or the block ends.
+    """
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
     if unit == "bytes":
         columns.insert(3, DownloadColumn())
     progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
@@ -83,20 +108,24 @@ def bar(what: str, unit: str = "") -> Iterator[OnProgress]:
             progress.start()
             tasks.append(progress.add_task(what, total=total))
         progress.update(tasks[0], completed=done, total=total)
+        if done >= total:
+            progress.stop()
 
     try:
         yield update
     finally:
-        if tasks:
-            progress.stop()
+        progress.stop()
 
 
 def read_text(path: Path, flag: str) -> str:
     """A UTF-8 text file, or standard input for "-". InputError names the flag and the file."""
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+            data = file.read(_LONGEST_TEXT + 1)
     except OSError as error:
         raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
+    if len(data) > _LONGEST_TEXT:
+        raise InputError(f"{flag}: {path} is longer than {_LONGEST_TEXT >> 20} MiB")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -104,5 +133,5 @@ def read_text(path: Path, flag: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
-    print(json.dumps(value, ensure_ascii=False))
+    """One JSON object on standard output, in one line."""
+    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))

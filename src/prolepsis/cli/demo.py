@@ -3,16 +3,22 @@
 from dataclasses import asdict
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from prolepsis.cli.console import JsonOption, ModelArgument, ThreadsOption, bar, err, load, print_json
+from prolepsis.cli.console import JsonOption, ModelArgument, ThreadsOption, bar, load, note, print_json, show
 from prolepsis.demo.run import QUESTION, DemoResult, run
 from prolepsis.errors import ProlepsisError
 from prolepsis.model.pull import DEFAULT_MODEL
 
 
 def demo(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None, json_: JsonOption = False) -> None:
-    """Ask a model about a document; save its KV cache losslessly coded; restore it in a new process and compare."""
+    """Ask a model about a document; save its KV cache losslessly coded; restore it in a new process and compare.
+
+    save: reading the cache, coding, writing and syncing the file. restore: reading the file, decoding, checking, and
+    writing the cache of the new process. Both without loading compiled code. prefill instead: computing the same cache
+    from the tokens again. "sample": a slow coder that saw 4 MiB of the data.
+    """
     llm = load(model, threads=threads)
     console = Console(quiet=json_)
     console.print("A guide to KV caches of about 1,500 tokens ships with this package.")
@@ -20,9 +26,10 @@ def demo(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None, js
     with bar("reading the guide") as on_prefill:
         result = run(
             llm,
+            threads,
             on_prefill,
-            lambda text: console.print(text, end="", markup=False, highlight=False),
-            lambda step: None if json_ else err.print(f"[dim]{step} ...[/dim]"),
+            lambda text: None if json_ else show(text),
+            lambda step: None if json_ else note(f"{step} ...", "dim"),
         )
     if json_:
         print_json(asdict(result))
@@ -33,7 +40,9 @@ def demo(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None, js
 
 
 def _table(result: DemoResult) -> Table:
-    table = Table(title=f"{result.model}: a session of {result.tokens} tokens, saved and restored in a new process")
+    table = Table(
+        title=f"{escape(result.model)}: a session of {result.tokens} tokens, saved and restored in a new process"
+    )
     table.add_column("what")
     table.add_column("value", justify="right")
     rows = [

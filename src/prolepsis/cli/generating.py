@@ -1,6 +1,9 @@
 """`generate` and `chat`: text from a model."""
 
+import io
+import signal
 import sys
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +16,15 @@ from prolepsis.cli.console import (
     JsonOption,
     MemoryOption,
     ModelArgument,
+    ModelOption,
     ThreadsOption,
     bar,
     err,
     load,
+    note,
     print_json,
     read_text,
+    show,
 )
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
@@ -27,6 +33,7 @@ from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import InputError
 from prolepsis.model.pull import DEFAULT_MODEL
+from prolepsis.store import require_writable
 
 Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
@@ -40,12 +47,15 @@ StopToken = Annotated[list[int] | None, typer.Option(help="Token id that ends th
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")]
 Logprobs = Annotated[int | None, typer.Option(help="Report this many most probable tokens at each position (--json).")]
-Session = Annotated[Path | None, typer.Option(help="Resume from this file if it is there; save to it on exit.")]
+Session = Annotated[
+    Path | None,
+    typer.Option(help="Resume from this file if it is there; save to it, KV cache and all, on exit."),
+]
 
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue. Default: standard input.")] = None,
-    model: Annotated[str, typer.Option(help="A GGUF file, a registered name, or a repository.")] = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
     chat_: Annotated[
         bool, typer.Option("--chat", help="Put the prompt as a question through the chat template.")
@@ -69,7 +79,7 @@ def generate(
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Continue a prompt, streaming to standard output."""
+    """Continue a prompt, streaming to standard output. Without a prompt, standard input is one."""
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -91,13 +101,9 @@ def generate(
     sequence = llm.runner.new_sequence(tokens)
     request = llm.new_request(sequence, params)
     with bar("reading the prompt") as on_progress:
-        deltas = llm.run(request, on_progress)
-        first = next(deltas)
-    if not json_:
-        _show(first.text)
-    for delta in deltas:
-        if not json_:
-            _show(delta.text)
+        for delta in llm.run(request, on_progress):
+            if not json_:
+                show(delta.text)
     if json_:
         print_json({"model": llm.name, **_as_json(request.completion, llm)})
     else:
@@ -120,7 +126,7 @@ def chat(
     kv_dtype: DtypeOption = "bf16",
     threads: ThreadsOption = None,
 ) -> None:
-    """Talk with a model. Ends at end of input (Ctrl-D) or /exit; Ctrl-C stops an answer."""
+    """Talk with a model. Ctrl-C stops an answer; /exit, the end of input (Ctrl-D) and Ctrl-C between answers end it."""
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -130,34 +136,58 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
     )
+    if session is not None:
+        require_writable(session)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
     conversation = _open_conversation(llm, session, system)
+    turns_before = len(conversation.messages)
+    _prepare_to_ask()
     try:
         while (question := _read_question()) is not None:
             _answer(conversation, question, params)
     finally:
-        if session is not None and conversation.messages:
+        if session is not None and len(conversation.messages) > turns_before:
             save_session(session, llm, conversation.sequence, conversation.messages)
-            err.print(f"saved {len(conversation.sequence.tokens)} tokens to {session}")
+            note(f"saved {len(conversation.sequence.tokens)} tokens to {session}")
 
 
 def _open_conversation(llm: LLM, session: Path | None, system: str | None) -> Conversation:
-    if session is not None and session.exists():
-        saved = load_session(session, llm)
-        err.print(f"resumed {saved.sequence.num_cached} tokens from {session}")
-        return Conversation(llm, saved.messages, saved.sequence)
-    return Conversation(llm, [{"role": "system", "content": system}] if system else ())
+    beginning = [{"role": "system", "content": system}] if system else []
+    if session is None or not session.exists():
+        return Conversation(llm, beginning)
+    saved = load_session(session, llm)
+    if not saved.messages:
+        raise InputError(f"{session} holds the KV cache of a text, not a chat; continue it with `prolepsis kv load`")
+    if system and saved.messages[:1] != beginning:
+        note(f"--system is for a new chat: {session} goes on as it began")
+    note(f"resumed {saved.sequence.num_cached} tokens from {session}")
+    return Conversation(llm, saved.messages, saved.sequence)
+
+
+def _prepare_to_ask() -> None:
+    """Lines can be edited where there is a terminal; bytes that are no text and a lost terminal are survived."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer then says what is wrong with the line
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401 - `input` uses it once it is loaded
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _end)
+
+
+def _end(signum: int, _: object) -> None:
+    raise SystemExit(128 + signum)
 
 
 def _read_question() -> str | None:
     """The next non-empty line, or None at the end."""
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "")
+            line = _read_line()
         except EOFError:
-            return None
-        except KeyboardInterrupt:
-            err.print()
+            if sys.stdin.isatty():
+                note("")
             return None
         if line.strip() == "/exit":
             return None
@@ -165,27 +195,27 @@ def _read_question() -> str | None:
             return line
 
 
+def _read_line() -> str:
+    if not sys.stdin.isatty():
+        return input()
+    if sys.stdout.isatty():
+        return input("> ")
+    err.print("> ", end="")
+    return input()
+
+
 def _answer(conversation: Conversation, question: str, params: SamplingParams) -> None:
     try:
-        with bar("reading") as on_progress:
-            deltas = conversation.ask(question, params, on_progress)
-            first = next(deltas)
-        _show(first.text)
-        try:
+        with bar("reading") as on_progress, closing(conversation.ask(question, params, on_progress)) as deltas:
             for delta in deltas:
-                _show(delta.text)
-        finally:
-            deltas.close()
+                show(delta.text)
     except InputError as error:
-        err.print(f"[red]{error}[/red]")
+        note(str(error), "red")
     except KeyboardInterrupt:
-        err.print("(stopped)", end="")
+        if not sys.stdin.isatty():
+            raise
+        note(" (stopped)")
     print(flush=True)
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:

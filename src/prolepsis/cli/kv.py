@@ -1,6 +1,5 @@
 """`kv save`, `load`, `inspect` and `verify`: coded KV caches as files."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from prolepsis.cli.console import (
@@ -15,12 +15,14 @@ from prolepsis.cli.console import (
     DtypeOption,
     JsonOption,
     MemoryOption,
+    ModelOption,
     ThreadsOption,
     bar,
-    err,
     load,
+    note,
     print_json,
     read_text,
+    show,
 )
 from prolepsis.coding import SessionReader
 from prolepsis.engine.llm import LLM
@@ -28,9 +30,8 @@ from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import ProlepsisError
 from prolepsis.model.pull import DEFAULT_MODEL
-from prolepsis.store import open_session
+from prolepsis.store import open_session, require_writable
 
-ModelOption = Annotated[str, typer.Option(help="A GGUF file, a registered name, or a Hugging Face repository.")]
 SessionArgument = Annotated[Path, typer.Argument(help="A session file.")]
 
 
@@ -46,6 +47,7 @@ def save(
 ) -> None:
     """Compute the KV cache of a text and save it, losslessly coded."""
     content = read_text(text, "TEXT")
+    require_writable(output)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
     sequence = llm.runner.new_sequence(llm.encode(content))
     start = time.perf_counter()
@@ -81,7 +83,10 @@ def load_(
     temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled continuation repeatable.")] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Compute damaged segments again instead of refusing the file.")
+        bool,
+        typer.Option(
+            help="Where a segment is damaged, compute its tokens and all later ones again; else the file is refused."
+        ),
     ] = False,
     model: ModelOption = DEFAULT_MODEL,
     max_context: ContextOption = None,
@@ -98,29 +103,32 @@ def load_(
     restore_s = time.perf_counter() - start
     sequence, restored = saved.sequence, saved.sequence.num_cached
     if saved.refused is not None:
-        err.print(f"[yellow]refused, to be computed again: {saved.refused}[/yellow]")
-    err.print(f"restored {restored} of {len(sequence.tokens)} tokens in {restore_s:.3f} s")
+        note(f"refused, to be computed again: {saved.refused}", "yellow")
+    note(f"restored {restored} of {len(sequence.tokens)} tokens in {restore_s:.3f} s")
     if prompt:
         sequence.tokens.extend(llm.tokenizer.encode(prompt, add_bos=False))
     request = llm.new_request(sequence, params)
-    for delta in llm.run(request):
-        if not json_:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-    if not json_:
+    with bar("reading what is not restored") as on_progress:
+        for delta in llm.run(request, on_progress):
+            if not json_:
+                show(delta.text)
+    done = request.completion
+    if json_:
+        print_json(
+            {
+                "restored_tokens": restored,
+                "restore_s": restore_s,
+                "refused": saved.refused,
+                "cached_tokens": done.cached_tokens,
+                "prompt_tokens": done.prompt_tokens,
+                "token_ids": done.token_ids,
+                "text": done.text,
+                "finish_reason": done.finish_reason,
+                "seed": done.seed,
+            }
+        )
+    else:
         print()
-        return
-    print_json(
-        {
-            "restored_tokens": restored,
-            "restore_s": restore_s,
-            "refused": saved.refused,
-            "cached_tokens": request.completion.cached_tokens,
-            "prompt_tokens": request.completion.prompt_tokens,
-            "token_ids": request.completion.token_ids,
-            "text": request.completion.text,
-        }
-    )
 
 
 def inspect(session: SessionArgument, json_: JsonOption = False) -> None:
@@ -131,15 +139,15 @@ def inspect(session: SessionArgument, json_: JsonOption = False) -> None:
         print_json(report)
         return
     layers = report.pop("coded_bytes_by_layer")
-    table = Table(title=str(session), show_header=False)
+    table = Table(title=escape(str(session)), show_header=False)
     for key, value in report.items():
-        table.add_row(key, f"{value:.3f}" if isinstance(value, float) else str(value))
+        table.add_row(key, f"{value:.3f}" if isinstance(value, float) else escape(str(value)))
     per_layer = Table(title="ratio by layer")
     for column in ("layer", "K", "V"):
         per_layer.add_column(column, justify="right")
     raw = report["raw_bytes"] / (2 * len(layers))
     for index, layer in enumerate(layers):
-        per_layer.add_row(str(index), f"{raw / layer['k']:.3f}", f"{raw / layer['v']:.3f}")
+        per_layer.add_row(str(index), *(f"{raw / size:.3f}" if size else "-" for size in (layer["k"], layer["v"])))
     console = Console()
     console.print(table)
     console.print(per_layer)
@@ -182,13 +190,13 @@ def verify(
 
 
 def _equals_recomputed(session: Path, llm: LLM) -> bool:
-    sequence = load_session(session, llm).sequence
-    cached = sequence.num_cached
-    again = llm.runner.new_sequence(sequence.tokens[:cached])
+    sequence, cache = load_session(session, llm).sequence, llm.kv_cache
+    saved = cache.read(sequence.table, 0, sequence.num_cached)
+    again = llm.runner.new_sequence(sequence.tokens[: sequence.num_cached])
+    sequence.release()  # the cache need not have room for both
     with bar("computing again") as on_progress:
         llm.runner.prefill(again, on_progress)
-    cache = llm.kv_cache
-    return bool(np.array_equal(cache.read(sequence.table, 0, cached), cache.read(again.table, 0, cached)))
+    return bool(np.array_equal(saved, cache.read(again.table, 0, again.num_cached)))
 
 
 def _describe(reader: SessionReader, session: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The other process of the demonstration: restore a session, compare every bit, continue it.
 
-python -m prolepsis.demo.restore MODEL SESSION ORIGINAL.npy prints one JSON object.
+python -m prolepsis.demo.restore MODEL SESSION ORIGINAL.npy [THREADS] prints one JSON object.
 """
 
 import json
@@ -27,9 +27,9 @@ def continue_greedily(llm: LLM, sequence: Sequence, count: int) -> list[int]:
     return request.completion.token_ids
 
 
-def _main(model: str, session: str, original: str) -> None:
-    llm = LLM(model)
-    load_session(Path(session), llm).sequence.release()  # loads the compiled decoder, which is not what is measured
+def _main(model: str, session: str, original: str, threads: str | None = None) -> None:
+    llm = LLM(model, threads=None if threads is None else int(threads))
+    load_session(Path(session), llm).sequence.release()  # loads compiled code, which is not what is measured
     start = time.perf_counter()
     saved = load_session(Path(session), llm)
     restore_s = time.perf_counter() - start

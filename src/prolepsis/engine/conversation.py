@@ -4,7 +4,7 @@ from collections.abc import Generator
 from collections.abc import Sequence as Many
 
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.request import Delta, Request
+from prolepsis.engine.request import Delta
 from prolepsis.engine.runner import Progress
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
@@ -12,7 +12,10 @@ from prolepsis.model.chat_template import Message, encode_chat, encode_turn
 
 
 class Conversation:
-    """Messages, and the sequence that holds them as tokens. Each question computes its own tokens only."""
+    """Messages, and the sequence that holds them as tokens. Each question computes its own tokens only.
+
+    Between questions the sequence holds the prompt of the last question and the answer, without what ends it.
+    """
 
     def __init__(self, llm: LLM, messages: Many[Message] = (), sequence: Sequence | None = None) -> None:
         """`sequence`: the tokens of `messages`, as an earlier conversation left them; empty for a new one."""
@@ -23,48 +26,50 @@ class Conversation:
     def ask(
         self, question: str, params: SamplingParams, progress: Progress | None = None
     ) -> Generator[Delta, None, None]:
-        """Put a question and stream the answer; the messages are updated as the iterator ends or is closed.
+        """Put a question and stream the answer.
 
-        Raises InputError if the conversation no longer fits the context; it is then as it was before.
+        The messages are updated as the iterator ends or is closed; an answer that is broken off counts as far as it
+        came. If it fails or is closed before its first token, the conversation is as it was before. `progress` is
+        called while the question is computed. Raises InputError if the conversation no longer fits the context.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
-        before = list(self.sequence.tokens)
-        self._extend(messages)
-        try:
-            request = self.llm.new_request(self.sequence, params)
-        except Exception:
-            self.sequence.truncate(_common_prefix(self.sequence.tokens, before))
-            self.sequence.tokens[:] = before
-            raise
-        return self._answer(messages, request, progress)
+        prompt = self._encode(messages)
+        self.llm.check_prompt(prompt)
+        return self._answer(messages, prompt, params, progress)
 
     def _answer(
-        self, messages: list[dict[str, str]], request: Request, progress: Progress | None
+        self,
+        messages: list[dict[str, str]],
+        prompt: list[int],
+        params: SamplingParams,
+        progress: Progress | None,
     ) -> Generator[Delta, None, None]:
-        text = ""
+        before = list(self.sequence.tokens)
+        answer: list[str] = []
         try:
+            self.sequence.replace(prompt)
+            request = self.llm.new_request(self.sequence, params)
             for delta in self.llm.run(request, progress):
-                text += delta.text
+                answer.append(delta.text)
                 yield delta
         finally:
-            self.messages = [*messages, {"role": "assistant", "content": text}]
+            if answer:
+                self._keep(messages, prompt, "".join(answer))
+            else:
+                self.sequence.replace(before)
 
-    def _extend(self, messages: list[dict[str, str]]) -> None:
-        """Bring the sequence's tokens up to date with `messages`, keeping what is cached of them."""
+    def _keep(self, messages: list[dict[str, str]], prompt: list[int], answer: str) -> None:
+        """End a turn. Tokens of text that was not shown (a stop text, half a character) leave the sequence."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer.decode(self.sequence.tokens[len(prompt) :], skip_special=False) != answer:
+            self.sequence.replace([*prompt, *tokenizer.encode(answer, add_bos=False)])
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _encode(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of `messages`: those of the sequence and the new turn's, where the template allows it."""
         llm = self.llm
-        turn = None
         if self.messages and self.messages[-1]["role"] == "assistant" and self.sequence.tokens:
             turn = encode_turn(llm.tokenizer, llm.chat_template, messages, len(self.messages))
-        if turn is not None:
-            self.sequence.tokens.extend(turn)
-            return
-        tokens = encode_chat(llm.tokenizer, llm.chat_template, messages)
-        self.sequence.truncate(_common_prefix(self.sequence.tokens, tokens))
-        self.sequence.tokens[:] = tokens
-
-
-def _common_prefix(first: Many[int], second: Many[int]) -> int:
-    for i, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return i
-    return min(len(first), len(second))
+            if turn is not None:
+                return [*self.sequence.tokens, *turn]
+        return encode_chat(llm.tokenizer, llm.chat_template, messages)

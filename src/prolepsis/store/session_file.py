@@ -51,6 +51,14 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             unfinished.unlink()
 
 
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Ask before long work whether `replace_file` will take `path`. Raises InputError where it is clear that not."""
+    target = Path(os.path.realpath(path))
+    _check_target(Path(path), target)
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"{os.fspath(path)} cannot be saved: the directory {target.parent} is write-protected")
+
+
 @contextmanager
 def open_session(path: str | os.PathLike[str]) -> Iterator[SessionReader]:
     """The session file at `path`, for reading.

@@ -38,20 +38,21 @@ def run_apart(job: Job, on_run: Callable[[], None]) -> Speed:
     """Measure in a new process; `on_run` is called after each run. Raises ProlepsisError if it fails."""
     command = [sys.executable, "-m", "prolepsis.bench.worker"]
     last = ""
-    with (
-        tempfile.TemporaryFile("w+") as trouble,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=trouble, text=True) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(asdict(job)))
-        process.stdin.close()
-        for line in process.stdout:
-            if line == "run\n":
-                on_run()
-            else:
-                last = line
-        if process.wait() != 0:
+    with tempfile.TemporaryFile("w+") as task, tempfile.TemporaryFile("w+") as trouble:
+        task.write(json.dumps(asdict(job)))
+        task.seek(0)
+        with subprocess.Popen(command, stdin=task, stdout=subprocess.PIPE, stderr=trouble, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if line == "run\n":
+                        on_run()
+                    else:
+                        last = line
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
             trouble.seek(0)
             raise ProlepsisError(
                 f"measuring {job.engine} failed with exit code {process.returncode}:\n{trouble.read()[-2000:]}"

@@ -188,11 +188,13 @@ def read_scalar(tokens, centres, n, layout, bits, start, position, end, values):
         count = entry & 31
         size = (entry >> 6) + _i64(word & _u32((1 << count) - 1))
         sign = -_i64(tokens[i] & 1)
-        middle = _i64(centre >> 2)
-        folded = ((middle + size) ^ sign) if centre & 1 else middle + (size ^ sign)
+        middle, near = _i64(centre >> 2), -_i64(centre & 1)
+        folded = (middle & ~near) + (((middle & near) + size) ^ sign)
         ordinal = size if entry & 32 else folded ^ -_i64((centre >> 1) & 1)
-        values[i] = _u16((ordinal ^ (0x7FFF if ordinal & 0x8000 else 0)) & 0xFFFF)
+        values[i] = _u16(ordinal & 0xFFFF)
         position += count
+    for i in range(n):  # apart from the loop above, where it would become a branch that cannot be foreseen
+        values[i] ^= _u16(0x7FFF) if values[i] & _u16(0x8000) else _u16(0)
     return position
 
 

@@ -87,10 +87,10 @@ def decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens):
             e = table[(_u32(contexts[first + j]) << _u32(12)) | (x & _u32(4095))]
             tokens[first + j] = _u8(e & _u32(127))
             x = _u32((e >> _u32(19)) * (x >> _u32(12)) + ((e >> _u32(7)) & _u32(4095)))
-            if x < _LOW:
-                x = _u32((x << _u32(16)) | _u32(simd.load_u16(words, p)))
-                p += 2
-            states[j] = x
+            low = _u32(1 if x < _LOW else 0)  # arithmetic, not a branch: it could not be foreseen
+            word = _u32(simd.load_u16(words, p)) & _u32(-low)
+            states[j] = _u32(_u32(x << _u32(low << _u32(4))) | word)
+            p += 2 * np.int64(low)
     return p
 
 

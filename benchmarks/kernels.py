@@ -2,7 +2,7 @@
 
 python benchmarks/kernels.py [--only products|attention] [--rows 1,4,16,256] [--json]
 
-Products (`products` of the output): activations float32 [rows, columns] times packed weights, the rounding of the
+Products: activations float32 [rows, columns] times packed weights, the rounding of the
 activations to int8 included. Peers: torch's bfloat16 `linear` on weights held as bfloat16, and the straightforward
 reader of a GGUF file, `gguf.quants.dequantize` followed by a float32 product in NumPy. Attention: one new token over
 paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the blocks and calls torch's
@@ -10,8 +10,8 @@ paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the
 
 Every contender walks through copies of its weights (or layers of its cache) that together exceed the last-level cache,
 as in a model; ours is called from compiled code and the peers from Python, as each is in an engine. GB/s counts the
-bytes of the weights (or of K and V) once, GFLOP/s two operations for each weight and row. Results are compared before
-anything is measured.
+bytes of the weights (or of K and V) once, GFLOP/s two operations for each weight and row, or for each value of K and V
+and head. Results are compared before anything is measured.
 """
 
 import argparse
@@ -25,11 +25,13 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from measuring import memory_bandwidth, numbers, parser, report, rounds
-from numba import njit, prange
+from numba import njit
+from sections import shared
 
-from prolepsis.kernels.paged_attention import KVPool, Tiles, attend
-from prolepsis.kernels.qmatmul import Activations, Weights, multiply, quantise
+from prolepsis.kernels.paged_attention import PART, KVPool, Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.qmatmul import COLUMNS, Activations, Weights, count_tiles, multiply_tiles, quantise
 from prolepsis.kernels.rows import DTYPE_BF16
+from prolepsis.kernels.team import JOB
 from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, RECORD
 from prolepsis.quant.packing import pack, packed_bytes
 
@@ -41,30 +43,60 @@ MOST_COPIES = 400
 TOLERANCE = 0.05  # of the largest output: int8 activations and bfloat16 are both within it
 
 
-@njit(parallel=True)
-def _quantise_rows(x, quants, records, rows, width):
-    for i in prange(rows):
-        row = np.int64(i)
-        quantise(Activations(x, quants, records), row, width)
+# Parameters of a section, behind `team.JOB`.
+_STEP, _COPY, _SHARE, _SHARES, _WIDTH, _PAIRS = range(JOB, JOB + 6)
+_ITEMS_A_THREAD = 8
+_ROWS_AN_ITEM = 8
 
 
 @njit
-def products(weights, copies, activations, rows, columns, out, stride):
-    """`copies` products, each with a matrix of its own and activations rounded afresh."""
-    for copy in range(copies):
-        if rows > 4:
-            _quantise_rows(activations.x, activations.quants, activations.records, rows, columns)
-        else:
-            for row in range(rows):
-                quantise(activations, row, columns)
-        multiply(weights, copy, 1, activations, rows, out, stride)
+def _prepare_product(control, step, threads, work):
+    """Even steps round the activations to int8, odd ones multiply, each time with the next copy of the weights."""
+    weights, _, out = work
+    if step % 2 == 0:
+        control[_SHARE] = 0
+        return (out.shape[0] + _ROWS_AN_ITEM - 1) // _ROWS_AN_ITEM
+    tiles = count_tiles(weights, step // 2, 1)
+    share = (tiles + _ITEMS_A_THREAD * threads - 1) // (_ITEMS_A_THREAD * threads)
+    control[_COPY], control[_SHARE] = step // 2, share
+    return (tiles + share - 1) // share
 
 
 @njit
-def attentions(pool, tiles, layers, q, out):
-    """One decode step's attention in every layer."""
-    for layer in range(layers):
-        attend(pool, tiles, layer, GROUP, q, out)
+def _run_product(control, item, work):
+    weights, activations, out = work
+    rows, share = out.shape[0], control[_SHARE]
+    if share == 0:
+        for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
+            quantise(activations, row, weights.matrices[0, COLUMNS])
+        return
+    multiply_tiles(
+        weights, control[_COPY], 1, item * share, share, activations, rows, out.reshape(-1), out.shape[1]
+    )  # fmt: skip
+
+
+@njit
+def _prepare_attention(control, step, threads, work):
+    """Even steps attend, in the next layer; odd ones merge what was spread over threads."""
+    pool, tiles, _, partial, _, _ = work
+    control[_STEP] = step
+    if step % 2 == 1:
+        return 1
+    control[_PAIRS], control[_SHARES], control[_WIDTH] = plan_attention(pool, tiles, 1, GROUP, threads, partial.size)
+    control[_COPY] = step // 2
+    return control[_PAIRS] * control[_SHARES]
+
+
+@njit
+def _run_attention(control, item, work):
+    pool, tiles, q, partial, partial_state, out = work
+    shares, width = control[_SHARES], control[_WIDTH]
+    if control[_STEP] % 2 == 0:
+        attend_item(
+            pool, tiles, control[_COPY], GROUP, 1, item, shares, width, q, partial, partial_state, out
+        )  # fmt: skip
+    elif shares > 1:
+        merge_shares(pool, tiles, control[_PAIRS], shares, width, GROUP, partial, partial_state, out)
 
 
 def gguf_weights(kind: str, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
@@ -81,7 +113,7 @@ Product = tuple[Callable[[], list[np.ndarray]], int, int]
 """Work that does `copies` products and returns outputs, the copies, and the bytes of one copy of the weights."""
 
 
-def our_product(kind: str, raw: np.ndarray, x: np.ndarray, copies: int) -> Product:
+def our_product(kind: str, raw: np.ndarray, x: np.ndarray, copies: int, threads: int) -> Product:
     """The engine's own product."""
     rows, (height, columns) = len(x), (len(raw), x.shape[1])
     size = packed_bytes(kind, height, columns)
@@ -93,10 +125,10 @@ def our_product(kind: str, raw: np.ndarray, x: np.ndarray, copies: int) -> Produ
     cells = x.size // CELL
     activations = Activations(x.reshape(-1), np.empty(x.size, np.int8), np.empty(cells * RECORD, np.int32))
     out = np.empty((rows, height), np.float32)
-    weights = Weights(data.reshape(-1), matrices)
+    run = shared(_prepare_product, _run_product, threads, Weights(data.reshape(-1), matrices), activations, out)
 
     def work() -> list[np.ndarray]:
-        products(weights, copies, activations, rows, columns, out.reshape(-1), height)
+        run(2 * copies)
         return [out]
 
     return work, copies, raw.nbytes
@@ -135,7 +167,7 @@ def _one_product(
 ) -> Iterator[dict[str, Any]]:
     expected = x @ dense.T
     contenders = [
-        ("prolepsis", *our_product(kind, raw, x, _copies(raw.nbytes, arguments.working_set))),
+        ("prolepsis", *our_product(kind, raw, x, _copies(raw.nbytes, arguments.working_set), arguments.threads)),
         ("gguf + float32", lambda: [x @ dequantize(raw, GGMLQuantizationType[kind]).T], 1, raw.nbytes),
     ]
     if HAVE_TORCH:
@@ -146,7 +178,7 @@ def _one_product(
     for name, _, copies, size in contenders:
         value = seconds[name] / copies
         yield {
-            "weights": f"{kind} {dense.shape[0]}x{dense.shape[1]}",
+            "work": f"{kind} {dense.shape[0]}x{dense.shape[1]}",
             "rows": len(x),
             "contender": name,
             "us": value * 1e6,
@@ -166,22 +198,24 @@ def measure_attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]
         k, v = (_bf16(random.normal(size=shape)) for _ in range(2))
         q = random.normal(size=(KV_HEADS, 1, GROUP, HEAD_DIM)).astype(np.float32)
         table = random.permutation(blocks).astype(np.int32)
-        contenders = {"prolepsis": our_attention(k, v, q, table, tokens)}
+        contenders = {"prolepsis": our_attention(k, v, q, table, tokens, arguments.threads)}
         if HAVE_TORCH:
             theirs = torch_attention(k, v, q, table, tokens)
             _compare("attention", contenders["prolepsis"](), theirs())
             contenders["torch gather + SDPA"] = theirs
         for name, value in rounds(contenders, arguments.runs).items():
             yield {
-                "tokens": tokens,
+                "work": f"attention, {tokens} tokens",
+                "rows": 1,
                 "contender": name,
                 "us": value / layers * 1e6,
                 "GB/s": size * layers / value / 1e9,
+                "GFLOP/s": 4 * tokens * KV_HEADS * GROUP * HEAD_DIM * layers / value / 1e9,
             }
 
 
 def our_attention(
-    k: np.ndarray, v: np.ndarray, q: np.ndarray, table: np.ndarray, tokens: int
+    k: np.ndarray, v: np.ndarray, q: np.ndarray, table: np.ndarray, tokens: int, threads: int
 ) -> Callable[[], np.ndarray]:
     """Attention in every layer, as one call; returns the last. k, v: uint16 [layers, blocks, heads, block, dim]."""
     transposed = np.ascontiguousarray(k.swapaxes(3, 4))
@@ -189,9 +223,13 @@ def our_attention(
     tiles = Tiles(*(np.array([value], np.int64) for value in (0, 1, tokens - 1, 0)), table[None])
     out = np.empty(KV_HEADS * GROUP * HEAD_DIM, np.float32)
     scaled = (q * np.float32(HEAD_DIM**-0.5)).reshape(-1)
+    shares = KV_HEADS * -(-tokens // PART)
+    partial = np.empty(shares * GROUP * HEAD_DIM, np.float32)
+    partial_state = np.empty(shares * 2 * GROUP, np.float32)
+    run = shared(_prepare_attention, _run_attention, threads, pool, tiles, scaled, partial, partial_state, out)
 
     def work() -> np.ndarray:
-        attentions(pool, tiles, len(k), scaled, out)
+        run(2 * len(k))
         return out
 
     return work
@@ -254,10 +292,12 @@ def main() -> None:
     else:
         print("torch is not installed: its columns are missing", file=sys.stderr)
     bandwidth = round(memory_bandwidth(arguments.runs) / 1e9, 1)
+    rows: list[dict[str, Any]] = []
     if arguments.only != "attention":
-        report("products", list(measure_products(arguments)), arguments, memory_gb_s=bandwidth)
+        rows += measure_products(arguments)
     if arguments.only != "products":
-        report("attention, one new token", list(measure_attention(arguments)), arguments, memory_gb_s=bandwidth)
+        rows += measure_attention(arguments)
+    report("kernels", rows, arguments, memory_gb_s=bandwidth)
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:

@@ -11,12 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from numba import njit, prange
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from prolepsis.kernels.team import default_threads
 
 _WIDE = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 _PROBE_BYTES = 1 << 28  # far more than any cache
@@ -26,7 +27,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     """A parser with the flags every benchmark has."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--runs", type=int, default=5, help="measured rounds, of which the median is shown")
-    arguments.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS)
+    arguments.add_argument("--threads", type=int, default=default_threads())
     arguments.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return arguments
 

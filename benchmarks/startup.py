@@ -46,7 +46,7 @@ def main() -> None:
         "first token, warm": first_token,
     }
     rows = []
-    environment = {"NUMBA_NUM_THREADS": str(arguments.threads)}
+    environment = {"PROLEPSIS_THREADS": str(arguments.threads)}
     seconds_of(first_token, **environment)  # compiles what is missing, and reads the file into memory
     for name, code in starts.items():
         rows.append({"start": name, "s": median(seconds_of(code, **environment) for _ in range(arguments.runs))})

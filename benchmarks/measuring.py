@@ -114,7 +114,7 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], arguments: argparse.Na
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(*map(_shown, row.values()))
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(width=160, soft_wrap=True, highlight=False)
     console.print(title, table, *(f"{name}: {_shown(value)}" for name, value in facts.items()), sep="\n")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from prolepsis.coding import tables
-from prolepsis.coding.ordinals import FORMATS
+from prolepsis.coding.floats import FORMATS
 from prolepsis.coding.tables import TokenTables
 from prolepsis.kernels import kv_streams
 from prolepsis.kernels.kv_tokens import CONTEXTS

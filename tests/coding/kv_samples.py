@@ -3,7 +3,7 @@
 import numpy as np
 
 from prolepsis.coding import RopeSpec
-from prolepsis.coding.ordinals import to_float
+from prolepsis.coding.floats import to_float
 
 ROPE = RopeSpec(theta=10_000.0, dim=16, style="interleaved")
 

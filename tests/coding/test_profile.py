@@ -8,7 +8,7 @@ import zstandard
 from kv_samples import ROPE, realistic_kv, values
 
 from prolepsis.coding import tables
-from prolepsis.coding.ordinals import to_float
+from prolepsis.coding.floats import to_float
 from prolepsis.coding.profile import Geometry, Profile, grid_spans, measure, scale_codes
 
 KV = realistic_kv(layers=2, tokens=400, heads=2, dim=16)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from prolepsis.coding.floats import to_float
 from prolepsis.kernels import kv_tokens, rans, simd
 
 FORMS = {"bf16": (7, 0), "fp16": (10, 112)}
@@ -14,6 +15,19 @@ def classified(predictions: np.ndarray, scales: np.ndarray, form: tuple[int, int
     mantissa, bias = (np.int32(x) for x in form)
     kv_tokens.classify(bits, scales.astype(np.int32), 0, 1, mantissa, bias, contexts, centres)
     return contexts, centres
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_ordinals_are_in_the_order_of_the_values(dtype: str) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    ordinals = np.array([kv_tokens.ordinal_of(u) for u in patterns])
+    assert np.array_equal(np.sort(ordinals), np.arange(-(1 << 15), 1 << 15))
+    assert kv_tokens.ordinal_of(np.uint16(0x8000)) == -1
+    values = to_float(patterns, dtype)[np.argsort(ordinals)]
+    numbers = values[~np.isnan(values)]
+    assert numbers[0] == -np.inf
+    assert numbers[-1] == np.inf
+    assert (np.diff(numbers[1:-1]) >= 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

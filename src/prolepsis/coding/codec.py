@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.container import TokenStorage
-from prolepsis.coding.ordinals import as_bits
+from prolepsis.coding.floats import as_bits
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec

@@ -10,7 +10,7 @@ import xxhash
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from prolepsis.coding.ordinals import DType
+from prolepsis.coding.floats import DType
 from prolepsis.coding.profile import GRID, Geometry
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError, SegmentError

@@ -10,7 +10,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from prolepsis.coding import streams, tables
-from prolepsis.coding.ordinals import DType, to_float
+from prolepsis.coding.floats import DType, to_float
 from prolepsis.coding.predictors import Span
 from prolepsis.coding.predictors.static import StaticPredictor, StaticStatistics
 from prolepsis.coding.rope import RopeSpec

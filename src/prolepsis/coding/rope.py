@@ -1,7 +1,7 @@
 """What the codec needs to know about a model's rotary position embedding."""
 
 from functools import cache
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -11,21 +11,6 @@ from numpy.typing import NDArray
 from prolepsis.kernels import rope_table as tables
 
 _Factor = Annotated[float, Meta(ge=1e-3, le=1e9)]
-
-
-class RopeLike(Protocol):
-    """Any description of RoPE with these fields, such as `model.config.RopeConfig`."""
-
-    @property
-    def theta(self) -> float: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def style(self) -> Literal["interleaved", "half"]: ...
-    @property
-    def scaling_factor(self) -> float: ...
-    @property
-    def frequency_factors(self) -> tuple[float, ...] | None: ...
 
 
 class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,11 +29,6 @@ class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.frequency_factors is not None and len(self.frequency_factors) != self.dim // 2:
             raise ValueError(f"{len(self.frequency_factors)} frequency factors for {self.dim // 2} turned pairs")
-
-    @classmethod
-    def of(cls, rope: RopeLike) -> "RopeSpec":
-        """The same description as a RopeSpec."""
-        return cls(rope.theta, rope.dim, rope.style, rope.scaling_factor, rope.frequency_factors)
 
     def table(self, start: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(cos, sin) for positions start ... start + count - 1, each float32 [count, dim / 2]."""

@@ -7,7 +7,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.ordinals import FORMATS, DType
+from prolepsis.coding.floats import FORMATS, DType
 from prolepsis.kernels import kv_tokens, rans
 
 SHAPE = (kv_tokens.CONTEXTS, rans.ALPHABET)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from prolepsis.coding import container, streams
 from prolepsis.coding.container import Header, SegmentEntry, TokenStorage
+from prolepsis.coding.floats import DType
 from prolepsis.coding.hashes import BlockHashes
-from prolepsis.coding.ordinals import DType
 from prolepsis.coding.predictors import Span
 from prolepsis.coding.profile import GRID, Profile, fingerprint, grid_spans
 from prolepsis.coding.rope import RopeSpec

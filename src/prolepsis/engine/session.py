@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter
-from prolepsis.coding.ordinals import DType
+from prolepsis.coding.floats import DType
 from prolepsis.coding.profile import measure
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.sequence import Sequence

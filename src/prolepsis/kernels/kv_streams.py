@@ -10,7 +10,7 @@ from numba import njit
 
 from prolepsis.kernels import simd
 from prolepsis.kernels.kv_tokens import CHUNK_ROWS, classify, count_tokens, read, write_tokens
-from prolepsis.kernels.rans import JIT, MAX_LANES, SMALL_STREAM, decode, encode, read_states
+from prolepsis.kernels.rans import JIT, MAX_LANES, decode, encode, lane_count, read_states
 
 RAW = 0xFFFFFFFF
 
@@ -20,11 +20,6 @@ _u8, _u16, _i32, _i64, _u32, _u64 = np.uint8, np.uint16, np.int32, np.int64, np.
 def capacity(symbols: int) -> int:
     """Bytes `encode_stream` may touch in its buffer."""
     return 4 * symbols + 4 * MAX_LANES + 128
-
-
-@njit(**JIT)
-def _lanes(symbols):
-    return _i64(MAX_LANES) if symbols >= SMALL_STREAM else _i64(4)
 
 
 @njit(**JIT)
@@ -64,7 +59,7 @@ def encode_stream(values, predictions, scales, form, octaves, layout, table, rec
     simd.store_u64(bits, p, held)
     p += _i64((filled + _u64(7)) >> _u64(3))
     top = out.size
-    words = top - encode(tokens, contexts, n, _lanes(n), table, reciprocals, out, top)
+    words = top - encode(tokens, contexts, n, lane_count(n), table, reciprocals, out, top)
     if 4 + words + p >= 2 * n:
         simd.store_u32(out, 0, _u32(RAW))
         for i in range(n):
@@ -97,7 +92,7 @@ def decode_stream(data, begin, end, predictions, scales, form, layout, table, va
         for i in range(n):
             flat[i] = simd.load_u16(data, begin + 4 + 2 * i)
         return True
-    lanes = _lanes(n)
+    lanes = lane_count(n)
     bits = begin + 4 + 2 * words
     if words < 2 * lanes or bits > end:
         return False

@@ -118,13 +118,19 @@ def _half_ordinal(size):
     return _u32((mantissa + half) >> shift)
 
 
+@njit(**JIT)
+def ordinal_of(bits):
+    """Bits of a 16-bit float as an integer in the order of the values: ... -inf < -1.0 < -0.0 = -1 < 0 = 0.0 < ..."""
+    return _i64(bits) if bits < _u16(0x8000) else ~_i64(bits & _u16(0x7FFF))
+
+
 @njit(inline="always")
 def _token(bits, centre, octaves, mantissa_bits):
     """(token, size, ordinal) of a 16-bit float under a centre; the token is ESCAPE when no bin holds the size.
 
     Without branches: near and far scalars alternate at random.
     """
-    ordinal = _i64(bits) if bits < _u16(0x8000) else ~_i64(bits & _u16(0x7FFF))
+    ordinal = ordinal_of(bits)
     folded = ordinal ^ -_i64((centre >> 1) & 1)
     middle, near = _i64(centre >> 2), (centre & 1) == 1
     difference = folded - (0 if near else middle)
@@ -135,7 +141,8 @@ def _token(bits, centre, octaves, mantissa_bits):
     entry = octaves[_u64(octave) if inside else _u64(0)]
     part = (size & ((1 << mantissa_bits) - 1)) >> (entry & 255)
     near_bin = (entry >> 8) + part if inside else 64
-    raw = max(_i64(simd.bit_length(_u64(size))) - 3, 2)
+    length = _i64(simd.bit_length(_u64(size)))
+    raw = length - 3 if length > 5 else 2
     far_bin = size if size < 16 else 4 * raw + (size >> raw) + 4
     token = 2 * (near_bin if near else far_bin) - sign
     return min(token, ESCAPE), size, ordinal

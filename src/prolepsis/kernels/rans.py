@@ -35,11 +35,6 @@ _widen64, _narrow32 = simd.converter(simd.I64x8, "zext"), simd.converter(simd.I3
 _join = simd.shuffler(simd.I32x8, range(16))
 
 
-def lane_count(symbols: int) -> int:
-    """Lanes of a stream: part of the format."""
-    return MAX_LANES if symbols >= SMALL_STREAM else 4
-
-
 def decode_table(frequencies: NDArray[np.uint16]) -> NDArray[np.uint32]:
     """uint32 [contexts * 4096], one entry per (context, slot): token | offset in token << 7 | frequency << 19.
 
@@ -62,6 +57,12 @@ def encode_table(frequencies: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], N
     safe = np.maximum(flat, 1)
     reciprocal = ((np.uint64(1) << np.uint64(44)) + safe - np.uint64(1)) // safe
     return (start | flat << np.uint64(16)).astype(np.uint32).ravel(), reciprocal.ravel()
+
+
+@njit(**JIT)
+def lane_count(symbols):
+    """Lanes of a stream: part of the format."""
+    return np.int64(MAX_LANES) if symbols >= SMALL_STREAM else np.int64(4)
 
 
 @njit(**JIT)

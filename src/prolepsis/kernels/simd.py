@@ -231,7 +231,7 @@ def _scalar_access(element):
 
 load_u16, store_u16 = _scalar_access("i16")
 load_u32, store_u32 = _scalar_access("i32")
-load_u64, store_u64 = _scalar_access("i64")
+_, store_u64 = _scalar_access("i64")
 
 
 # --------------------------------------------------------------------------------------------- AVX-512 only

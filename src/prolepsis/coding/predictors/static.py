@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.ordinals import DType, moderate_values
+from prolepsis.coding.floats import DType, moderate_values
 from prolepsis.coding.predictors import Prediction, Span
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import for_each

@@ -1,31 +1,12 @@
-"""Ordinals: every one of the 65,536 patterns, in the order of the values."""
+"""16-bit floats: exact values, and KV taken in every form."""
 
 import numpy as np
 import pytest
 
-from prolepsis.coding.ordinals import as_bits, from_ordinal, moderate_values, to_float, to_ordinal
+from prolepsis.coding.floats import as_bits, moderate_values, to_float
 from prolepsis.errors import InputError
 
 PATTERNS = np.arange(1 << 16, dtype=np.uint16)
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_order_is_that_of_the_values(dtype: str) -> None:
-    ordinals = to_ordinal(PATTERNS)
-    assert len(np.unique(ordinals)) == 1 << 16
-    values = to_float(PATTERNS, dtype)[np.argsort(ordinals)]
-    numbers = values[~np.isnan(values)]
-    assert (np.diff(numbers[np.isfinite(numbers)]) >= 0).all()
-    assert numbers[0] == -np.inf
-    assert numbers[-1] == np.inf
-
-
-def test_every_pattern_comes_back() -> None:
-    assert np.array_equal(from_ordinal(to_ordinal(PATTERNS)), PATTERNS)
-
-
-def test_zeros_are_neighbours() -> None:
-    assert to_ordinal(np.array([0x0000, 0x8000], np.uint16)).tolist() == [0, -1]
 
 
 def test_values_are_exact() -> None:

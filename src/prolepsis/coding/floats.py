@@ -1,4 +1,4 @@
-"""The 16-bit floats of a KV cache: their formats, and their bits as integers in the order of their values."""
+"""The 16-bit floats of a KV cache."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,17 +23,6 @@ class FloatFormat:
 _DTYPE_OF: dict[str, DType] = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "float16": "fp16"}
 
 FORMATS: dict[DType, FloatFormat] = {"bf16": FloatFormat(7, 0), "fp16": FloatFormat(10, 112)}
-
-
-def to_ordinal(bits: NDArray[np.uint16]) -> NDArray[np.int16]:
-    """Bits to integers in the order of the values: -NaN < -inf < ... < -0 (-1) < +0 (0) < ... < inf < NaN."""
-    signed = bits.view(np.int16)
-    return np.where(signed < 0, signed ^ np.int16(0x7FFF), signed)
-
-
-def from_ordinal(ordinals: NDArray[np.int16]) -> NDArray[np.uint16]:
-    """The bits that `to_ordinal` came from: the map is its own inverse."""
-    return to_ordinal(ordinals.view(np.uint16)).view(np.uint16)
 
 
 def to_float(bits: NDArray[np.uint16], dtype: DType) -> NDArray[np.float32]:

@@ -1,0 +1,219 @@
+"""Sessions that leave the process: every bit comes back, and what follows is what would have followed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_conversation import GREEDY, SEEDED, ask, assert_consistent, kv
+
+from prolepsis import LLM, SamplingParams
+from prolepsis.engine.conversation import Conversation
+from prolepsis.engine.sequence import Sequence
+from prolepsis.engine.session import load_session, save_session
+from prolepsis.engine.warm_up import warm_up
+from prolepsis.errors import CapacityError, InputError, SegmentError
+
+LONG = "The KV cache of a long text fills several segments. " * 25
+
+
+@pytest.fixture
+def sequence(llm: LLM) -> Iterator[Sequence]:
+    """A prefilled text of several segments."""
+    sequence = llm.runner.new_sequence(llm.encode(LONG))
+    llm.runner.prefill(sequence)
+    assert sequence.num_cached > 512
+    yield sequence
+    sequence.release()
+
+
+def continued(llm: LLM, sequence: Sequence, params: SamplingParams) -> list[int]:
+    request = llm.new_request(sequence, params)
+    for _ in llm.run(request):
+        pass
+    return request.completion.token_ids
+
+
+# What a new process does with a session: says what it restored, and continues it.
+RESUME = """
+import json, sys
+from dataclasses import replace
+from prolepsis import LLM, SamplingParams
+from prolepsis.engine.conversation import Conversation
+from prolepsis.engine.session import load_session, save_session
+model, path, dtype, question, out = sys.argv[1:]
+llm = LLM(model, kv_dtype=dtype)
+saved = load_session(path, llm)
+kv = llm.kv_cache.read(saved.sequence.table, 0, saved.sequence.num_cached)
+open(path + ".kv", "wb").write(kv.tobytes())
+chat = Conversation(llm, saved.messages, saved.sequence)
+progress = []
+answers = []
+for params in (SamplingParams(temperature=0, max_tokens=20), SamplingParams(temperature=1.5, seed=5, max_tokens=20)):
+    answers.append("".join(d.text for d in chat.ask(question, params, lambda done, total: progress.append(total))))
+save_session(out, llm, chat.sequence, chat.messages)
+print(json.dumps({"answers": answers, "tokens": chat.sequence.tokens, "progress": progress}))
+"""
+
+
+def resume_elsewhere(model: Path, path: Path, dtype: str, question: str, out: Path) -> dict:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RESUME, str(model), str(path), dtype, question, str(out)]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    return json.loads(outcome.stdout)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_new_process_restores_every_bit_and_goes_on_alike(tiny: Path, tmp_path: Path, dtype: str) -> None:
+    """Saved in the middle of a chat, resumed twice, growing; greedy and sampled answers are those of a chat that went
+    on without a stop."""
+    llm = LLM(tiny, kv_dtype=dtype)
+    chat = Conversation(llm, [{"role": "system", "content": LONG}])
+    ask(chat, "First", SEEDED)
+    paths = [tmp_path / f"{i}.pkv" for i in range(3)]
+    save_session(paths[0], llm, chat.sequence, chat.messages)
+    for turn, question in enumerate(["Second", "Third"]):
+        before = kv(llm, chat.sequence)
+        elsewhere = resume_elsewhere(tiny, paths[turn], dtype, question, paths[turn + 1])
+        assert Path(f"{paths[turn]}.kv").read_bytes() == before.tobytes()
+        assert elsewhere["answers"] == [ask(chat, question, GREEDY), ask(chat, question, SEEDED)]
+        assert elsewhere["tokens"] == chat.sequence.tokens
+        assert max(elsewhere["progress"]) < 30  # restored, not computed again
+    saved = load_session(paths[2], llm)
+    assert saved.messages == chat.messages
+    assert saved.sequence.tokens == chat.sequence.tokens
+    assert np.array_equal(kv(llm, saved.sequence), kv(llm, chat.sequence))
+    llm.kv_cache.check([saved.sequence.table, chat.sequence.table])
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_cached_tokens_prove_the_restore(llm: LLM, sequence: Sequence, tmp_path: Path, params: SamplingParams) -> None:
+    save_session(tmp_path / "s.pkv", llm, sequence)
+    restored = load_session(tmp_path / "s.pkv", llm).sequence
+    request = llm.new_request(restored, params)
+    assert request.completion.cached_tokens == sequence.num_cached == len(sequence.tokens)
+    seen: list[int] = []
+    for _ in llm.run(request, lambda _, total: seen.append(total)):
+        pass
+    assert seen == [1]  # the last token again, for its logits
+    assert request.completion.token_ids == continued(llm, sequence, params)
+    restored.release()
+
+
+def test_tokens_not_yet_computed_are_saved_too(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    sequence.tokens += [5, 6, 7]
+    save_session(tmp_path / "s.pkv", llm, sequence)
+    restored = load_session(tmp_path / "s.pkv", llm).sequence
+    assert restored.tokens == sequence.tokens
+    assert restored.num_cached == len(restored.tokens) - 3
+    assert continued(llm, restored, GREEDY) == continued(llm, sequence, GREEDY)
+    restored.release()
+
+
+def test_a_chat_interrupted_in_its_answer_can_be_saved(llm: LLM, tmp_path: Path) -> None:
+    chat = Conversation(llm)
+    deltas = chat.ask("Hello", SEEDED)
+    for _ in range(5):
+        next(deltas)
+    deltas.close()
+    save_session(tmp_path / "s.pkv", llm, chat.sequence, chat.messages)
+    saved = load_session(tmp_path / "s.pkv", llm)
+    resumed = Conversation(llm, saved.messages, saved.sequence)
+    assert ask(resumed, "Go on") == ask(chat, "Go on")
+    chat.sequence.release()
+    assert_consistent(resumed)
+    resumed.sequence.release()
+
+
+def test_saving_what_was_restored_gives_the_same_file(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    first, second = tmp_path / "1.pkv", tmp_path / "2.pkv"
+    save_session(first, llm, sequence, [{"role": "user", "content": "?"}])
+    saved = load_session(first, llm)
+    save_session(second, llm, saved.sequence, saved.messages)
+    saved.sequence.release()
+    assert first.read_bytes() == second.read_bytes()
+
+
+def damaged(path: Path, at: float) -> bytes:
+    """The file with one bit of its payload flipped, `at` of the way through."""
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def test_damage_is_refused_and_nothing_is_kept(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    save_session(path, llm, sequence)
+    damaged(path, 0.6)
+    with pytest.raises(SegmentError, match=r"s\.pkv: segment 1 .*checksum differs"):
+        load_session(path, llm)
+    llm.kv_cache.check([sequence.table])
+
+
+def test_damage_in_the_middle_can_be_computed_again(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    save_session(path, llm, sequence)
+    damaged(path, 0.6)
+    saved = load_session(path, llm, recompute=True)
+    assert saved.refused is not None
+    assert "segment 1" in saved.refused
+    restored = saved.sequence
+    assert (restored.num_cached, restored.tokens) == (256, sequence.tokens)
+    assert continued(llm, restored, GREEDY) == continued(llm, sequence, GREEDY)
+    assert np.array_equal(kv(llm, restored), kv(llm, sequence))
+    restored.release()
+
+
+def test_another_models_session_is_refused_by_name(tiny: Path, llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    path, other = tmp_path / "s.pkv", tmp_path / "other.gguf"
+    save_session(path, llm, sequence)
+    data = bytearray(tiny.read_bytes())
+    data[-1000] ^= 1
+    other.write_bytes(data)
+    with pytest.raises(SegmentError, match=r"s\.pkv was saved with another model: file: '\w+' in the file, '\w+' here"):
+        load_session(path, LLM(other))
+    with pytest.raises(SegmentError, match="dtype is 'bf16' in the file, 'fp16' here"):
+        load_session(path, LLM(tiny, kv_dtype="fp16"))
+    with pytest.raises(InputError, match="but the context holds 256; raise max_context"):
+        load_session(path, LLM(tiny, max_context=256))
+
+
+def test_no_room_in_the_cache_leaves_it_as_it_was(tiny: Path, llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    save_session(tmp_path / "s.pkv", llm, sequence)
+    small = LLM(tiny, kv_memory=24 * 32 * llm.kv_cache.bytes_per_token)
+    held = small.runner.new_sequence([5] * 300)
+    small.runner.prefill(held)
+    with pytest.raises(CapacityError):
+        load_session(tmp_path / "s.pkv", small)
+    small.kv_cache.check([held.table])
+
+
+def test_a_session_without_a_computed_token_is_not_saved(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    path.write_bytes(b"old")
+    with pytest.raises(InputError, match="there is nothing to save"):
+        save_session(path, llm, llm.runner.new_sequence([5]))
+    assert path.read_bytes() == b"old"
+
+
+def test_warming_up_leaves_nothing(llm: LLM, tiny: Path) -> None:
+    warm_up(llm)
+    tightest = LLM(tiny, max_context=2)
+    warm_up(tightest)
+    tightest.kv_cache.check([])
+
+
+def test_parameters_of_a_resumed_chat_are_free(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    save_session(tmp_path / "s.pkv", llm, sequence)
+    one, two = (load_session(tmp_path / "s.pkv", llm).sequence for _ in range(2))
+    flat = replace(SEEDED, temperature=30.0)
+    assert continued(llm, one, flat) != continued(llm, two, replace(flat, seed=6))
+    one.release()
+    two.release()

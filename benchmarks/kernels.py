@@ -36,7 +36,7 @@ from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, RECORD
 from prolepsis.quant.packing import pack, packed_bytes
 
 HAVE_TORCH = find_spec("torch") is not None
-SHAPES = [(576, 576), (1536, 576), (576, 1536), (4096, 4096)]  # rows x columns of the weights
+SHAPES = [(576, 576), (1536, 576), (3072, 576), (576, 1536), (4096, 4096)]  # rows x columns of the weights
 HALF_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q6_K": [208]}  # where a block keeps its float16 numbers
 KV_HEADS, GROUP, HEAD_DIM, BLOCK = 3, 3, 64, 32
 MOST_COPIES = 400

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.errors import ProlepsisError
-from prolepsis.model.pull import DEFAULT_MODEL, resolve
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
     "codec_alone.py": ["every bit restored: True"],
@@ -17,15 +14,6 @@ PROMISES = {
 }
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside the tests")
-
-
-@pytest.fixture(scope="module")
-def model() -> str:
-    """The default model, fetched if need be."""
-    try:
-        return str(resolve(DEFAULT_MODEL))
-    except ProlepsisError as error:
-        pytest.skip(f"{DEFAULT_MODEL} cannot be fetched: {error}")
 
 
 def output_of(name: str, *arguments: str) -> str:
@@ -44,8 +32,8 @@ def test_the_codec_works_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PROMISES.keys() - {"codec_alone.py"}))
-def test_example(name: str, model: str) -> None:
-    assert_promised(name, output_of(name, model))
+def test_example(name: str, default_model: Path) -> None:
+    assert_promised(name, output_of(name, str(default_model)))
 
 
 def assert_promised(name: str, output: str) -> None:

@@ -1,6 +1,6 @@
 """Chats over a cache that is kept from turn to turn, and never tells that it was."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis import LLM, SamplingParams
 from prolepsis.engine.conversation import Conversation
+from prolepsis.engine.request import Delta
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError
 
@@ -131,14 +132,19 @@ def test_an_interrupted_question_is_forgotten(chat: Conversation, monkeypatch: p
 
 def test_an_interrupted_answer_is_kept(chat: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     deltas = chat.ask("First", GREEDY)
-    text = next(deltas).text
+    pieces = [next(deltas).text]
     interrupt_after(3, chat.llm, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        for delta in deltas:
-            text += delta.text
+        show(deltas, pieces)
     monkeypatch.undo()
-    assert chat.messages[-1] == {"role": "assistant", "content": text}
+    assert len(pieces) == 4
+    assert chat.messages[-1] == {"role": "assistant", "content": "".join(pieces)}
     assert_consistent(chat)
+
+
+def show(deltas: Iterable[Delta], pieces: list[str]) -> None:
+    for delta in deltas:
+        pieces.append(delta.text)
 
 
 def interrupt_after(passes: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

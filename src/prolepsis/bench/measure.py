@@ -60,5 +60,10 @@ def measure(engine: Engine, prompt: Sequence[int], new: Sequence[int], runs: int
 
 def peak_rss() -> int:
     """Peak resident memory of this process, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        # Where this is all there is. On Linux it would count what the parent had before this program was loaded.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

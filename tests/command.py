@@ -25,8 +25,9 @@ class Outcome(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """With the same imports as this process."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    """With the same imports as this process, and output buffered as it usually is."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def call(*arguments: str | Path, stdin: bytes = b"") -> Outcome:

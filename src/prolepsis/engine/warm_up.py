@@ -7,15 +7,16 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
 
-_TOKENS = 20  # a short session, though with tokens of a prompt and of an answer
+_VALUES = 1 << 22  # K and V from which on a session gets tables of its own (`coding.profile`)
 
 
 def warm_up(llm: LLM) -> None:
-    """Compile every kernel that requests to `llm` and sessions can need. Leaves nothing in its cache."""
+    """Compile every kernel that requests to `llm` and its sessions can need. Leaves nothing in its cache."""
     params = SamplingParams(
         top_k=2, top_p=0.9, min_p=0.1, repetition_penalty=1.1, logprobs=1, max_tokens=2, ignore_eos=True
     )
-    sequence = llm.runner.new_sequence([0] * min(_TOKENS, llm.max_context - 1))
+    values_per_token = llm.kv_cache.bytes_per_token // 2
+    sequence = llm.runner.new_sequence([0] * min(_VALUES // values_per_token + 1, llm.max_context - 1))
     try:
         for _ in llm.run(llm.new_request(sequence, params)):
             pass

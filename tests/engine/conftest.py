@@ -6,7 +6,6 @@ import pytest
 
 from prolepsis import LLM
 
-
 NAN = 0x7FC0  # in bf16
 
 

@@ -1,5 +1,6 @@
 """Sessions that leave the process: every bit comes back, and what follows is what would have followed."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from test_conversation import GREEDY, SEEDED, ask, assert_consistent, kv
 
 from prolepsis import LLM, SamplingParams
+from prolepsis.coding import profile
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session, save_session
@@ -208,6 +210,11 @@ def test_warming_up_leaves_nothing(llm: LLM, tiny: Path) -> None:
     tightest = LLM(tiny, max_context=2)
     warm_up(tightest)
     tightest.kv_cache.check([])
+
+
+def test_warming_up_saves_a_session_large_enough_for_every_kernel_of_the_codec() -> None:
+    module = importlib.import_module("prolepsis.engine.warm_up")
+    assert module._VALUES >= profile._FEW_VALUES
 
 
 def test_parameters_of_a_resumed_chat_are_free(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:

@@ -185,9 +185,11 @@ def _read_question() -> str | None:
     while True:
         try:
             line = _read_line()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt) as end:
             if sys.stdin.isatty():
                 note("")
+            if isinstance(end, KeyboardInterrupt):
+                raise
             return None
         if line.strip() == "/exit":
             return None

@@ -44,7 +44,7 @@ TOLERANCE = 0.05  # of the largest output: int8 activations and bfloat16 are bot
 
 
 # Parameters of a section, behind `team.JOB`.
-_STEP, _COPY, _SHARE, _SHARES, _WIDTH, _PAIRS = range(JOB, JOB + 6)
+_STEP, _COPY, _SHARE, _SHARES, _WIDTH, _PAIRS, _SPAN = range(JOB, JOB + 7)
 _ITEMS_A_THREAD = 8
 _ROWS_AN_ITEM = 8
 
@@ -82,9 +82,10 @@ def _prepare_attention(control, step, threads, work):
     control[_STEP] = step
     if step % 2 == 1:
         return 1
-    control[_PAIRS], control[_SHARES], control[_WIDTH] = plan_attention(pool, tiles, 1, GROUP, threads, partial.size)
+    pairs, shares, span, width = plan_attention(pool, tiles, 1, GROUP, threads, partial.size)
+    control[_PAIRS], control[_SHARES], control[_SPAN], control[_WIDTH] = pairs, shares, span, width
     control[_COPY] = step // 2
-    return control[_PAIRS] * control[_SHARES]
+    return pairs * ((shares + span - 1) // span)
 
 
 @njit
@@ -93,7 +94,7 @@ def _run_attention(control, item, work):
     shares, width = control[_SHARES], control[_WIDTH]
     if control[_STEP] % 2 == 0:
         attend_item(
-            pool, tiles, control[_COPY], GROUP, 1, item, shares, width, q, partial, partial_state, out
+            pool, tiles, control[_COPY], GROUP, 1, item, shares, control[_SPAN], width, q, partial, partial_state, out
         )  # fmt: skip
     elif shares > 1:
         merge_shares(pool, tiles, control[_PAIRS], shares, width, GROUP, partial, partial_state, out)

@@ -35,7 +35,7 @@ def _loop(prepare: Step, run_item: Step) -> Step:
             while item >= 0:
                 run_item(control, item, work)
                 waited = 0
-                finish(control)
+                finish(control, 1)
                 item = take(control)
             if leader:
                 join(control, items)

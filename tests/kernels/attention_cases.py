@@ -19,9 +19,9 @@ from prolepsis.kernels.rows import DTYPES
 @njit
 def _attend(pool, tiles, group, threads, q, partial, partial_state, out):
     rows = q.size // (pool.kv_heads * group * pool.head_dim)
-    pairs, shares, width = plan_attention(pool, tiles, tiles.first_row.size, group, threads, partial.size)
-    for item in range(pairs * shares):
-        attend_item(pool, tiles, 0, group, rows, item, shares, width, q, partial, partial_state, out)
+    pairs, shares, span, width = plan_attention(pool, tiles, tiles.first_row.size, group, threads, partial.size)
+    for item in range(pairs * ((shares + span - 1) // span)):
+        attend_item(pool, tiles, 0, group, rows, item, shares, span, width, q, partial, partial_state, out)
     if shares > 1:
         merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_state, out)
     return shares

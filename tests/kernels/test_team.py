@@ -32,7 +32,7 @@ def _count(control, generation, leader, sections, counts):
         item = take(control)
         while item >= 0:
             counts[control[JOB], item] += 1
-            finish(control)
+            finish(control, 1)
             waited = 0
             item = take(control)
         if leader:

@@ -22,11 +22,11 @@ QKV, ATTENTION_OUT, GATE_UP, DOWN = range(4)
 
 # Kinds of sections, and the words of their parameters behind `team.JOB`.
 _EMBED, _NORM, _MULTIPLY, _ROTATE, _ATTEND, _QUANTISE, _GATE, _LAST_NORM = range(8)
-_KIND, _ROWS, _A, _B, _C, _D = range(JOB, JOB + 6)
+_KIND, _ROWS, _A, _B, _C, _D, _E = range(JOB, JOB + 7)
 
 _PHASES = 10  # sections of a layer
 _ROWS_AN_ITEM = 8  # rows of a section that works row by row; fewer are not worth sharing
-_ITEMS_A_THREAD = 8  # a product is cut into about this many items for each thread
+_ITEMS_A_THREAD = 2  # a product is cut into this many items for each thread: long runs of memory, yet balanced
 _CHANGE, _PROJECTED, _LOGITS = range(3)  # where a product's result goes
 
 
@@ -151,8 +151,8 @@ def _run_item(control, item, plan, pool, batch, scratch):
         return
     if kind == _ATTEND:
         attend_item(
-            pool, batch.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_C],
-            scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
+            pool, batch.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_E],
+            control[_C], scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
         )  # fmt: skip
         return
     for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
@@ -214,9 +214,10 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
         return _row_section(control, _ROTATE, rows, layer)
     if phase == 3:
         group = plan.heads // pool.kv_heads
-        pairs, shares, size = plan_attention(pool, batch.tiles, tiles, group, threads, room)
+        pairs, shares, span, size = plan_attention(pool, batch.tiles, tiles, group, threads, room)
         _set(control, _ATTEND, rows, layer, shares, size, pairs)
-        return pairs * shares
+        control[_E] = span
+        return pairs * ((shares + span - 1) // span)
     if phase == 4:
         return _row_section(control, _QUANTISE, rows, width)
     if phase == 5:
@@ -234,8 +235,8 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
 def run_pass(control, generation, shape, plan, pool, batch, scratch):
     """Run the decoder over the rows of `batch` and write their K and V: the leader's part, and a helper's.
 
-    shape = (threads, rows, tiles, logit rows) for the leader; a helper gives no threads, and stays for as long as `idle`
-    says to wait for more work (`team.Team`). The leader leaves the logits of the first batch.logit_rows (ascending) in
+    shape = (threads, rows, tiles, logit rows) for the leader; a helper gives no threads, and stays for as long as
+    `idle` says to wait for more work (`team.Team`). The leader leaves the logits of the first batch.logit_rows (ascending) in
     scratch.logits, float32 [logit rows, padded vocabulary]. Rows that belong to one sequence come in order of position,
     and every earlier position is in the cache or among the rows.
 
@@ -264,13 +265,15 @@ def run_pass(control, generation, shape, plan, pool, batch, scratch):
         alone = item == 0
         if not alone:
             item = take(control)
+        done = 0
         while item >= 0:
             _run_item(control, item, plan, pool, batch, scratch)
+            done += 1
+            item = np.int64(-1) if alone else take(control)
+        if done > 0:
             waited = 0
-            if alone:
-                break
-            finish(control)
-            item = take(control)
+            if not alone:
+                finish(control, done)
         if leader:
             if not alone:
                 join(control, items)

@@ -16,6 +16,7 @@ from prolepsis.kernels.attention_parts import UNIT, add_values, divide_row, expo
 
 PART = 128  # tokens of context that are one unit of work
 TILE_QUERIES = 24  # queries (rows x heads of a group) that share one read of K and V
+_ITEMS_A_THREAD = 4  # as many items the shares of few pairs are gathered into, for each thread
 ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
@@ -101,11 +102,11 @@ def _finish(queries, dim, group, head, heads, row, total, state, out):
 
 @njit(cache=True)
 def plan_attention(pool, tiles, count, group, threads, room):
-    """How to cut the attention of `count` tiles into items: (pairs, shares, width).
+    """How to cut the attention of `count` tiles into items: (pairs, shares, span, width).
 
-    An item is one share of the context of one pair of tile and KV head. With few pairs every part of the context is a
-    share of its own, so that all threads have work, provided that `room` floats hold the results of all shares; `width`
-    is the floats of one result.
+    A pair is a tile with a KV head. With few of them every part of the context is a share of its own, so that all
+    threads have work, provided that `room` floats hold the results of all shares; `width` is the floats of one result.
+    An item is `span` shares of a pair in a row: pairs * ceil(shares / span) items in all.
     """
     longest, widest = 0, 0
     for tile in range(count):
@@ -113,20 +114,22 @@ def plan_attention(pool, tiles, count, group, threads, room):
         widest = max(widest, tiles.num_rows[tile] * group)
     pairs, parts = count * pool.kv_heads, (longest + PART - 1) // PART
     width = widest * pool.head_dim
-    spread = threads > 1 and pairs < ENOUGH_PAIRS and pairs * parts * width <= room
-    return pairs, parts if spread else 1, width
+    if threads == 1 or pairs >= ENOUGH_PAIRS or pairs * parts * width > room:
+        return pairs, 1, 1, width
+    return pairs, parts, (pairs * parts - 1) // (_ITEMS_A_THREAD * threads) + 1, width
 
 
 @njit(inline="always")
-def attend_item(pool, tiles, layer, group, rows, item, shares, width, q, partial, partial_state, out):
-    """One item of `plan_attention`: softmax(q k^T) v over a tile's own past, or one part of it.
+def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, partial, partial_state, out):
+    """One item of `plan_attention`: softmax(q k^T) v over a tile's own past, or over some parts of it each.
 
     q float32 [kv_heads, rows, group, head_dim] (already rotated and scaled), flat. With one share the result goes to
     out float32 [rows, heads * head_dim], else to partial and partial_state, from where `merge_shares` takes it. Block
     sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32.
     """
     heads, dim = pool.kv_heads, pool.head_dim
-    pair, share = item // shares, item % shares
+    groups = (shares + span - 1) // span
+    pair, first = item // groups, item % groups * span
     tile, head = pair // heads, pair % heads
     end = tiles.first_position[tile] + tiles.num_rows[tile]
     queries = tiles.num_rows[tile] * group
@@ -135,13 +138,13 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, width, q, partial
     scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
     part_state = np.empty(2 * queries, np.float32)
     if shares > 1:
-        start = share * PART
-        if start < end:
-            states = 2 * (width // dim)
+        states = 2 * (width // dim)
+        for share in range(first, min(first + span, shares, (end + PART - 1) // PART)):
+            at = pair * shares + share
             _attend_part(
                 pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group,
-                tiles.first_position[tile], start, min(start + PART, end), scores,
-                partial[item * width : (item + 1) * width], partial_state[item * states : (item + 1) * states],
+                tiles.first_position[tile], share * PART, min((share + 1) * PART, end), scores,
+                partial[at * width : (at + 1) * width], partial_state[at * states : (at + 1) * states],
             )  # fmt: skip
         return
     total, state = np.empty(queries * dim, np.float32), np.empty(2 * queries, np.float32)

@@ -113,9 +113,9 @@ def take(control):
 
 
 @njit(cache=True)
-def finish(control):
-    """Count an item as done."""
-    atomic_add(control, _DONE, 1)
+def finish(control, items):
+    """Count items as done."""
+    atomic_add(control, _DONE, items)
 
 
 @njit(cache=True)

@@ -236,9 +236,9 @@ def run_pass(control, generation, shape, plan, pool, batch, scratch):
     """Run the decoder over the rows of `batch` and write their K and V: the leader's part, and a helper's.
 
     shape = (threads, rows, tiles, logit rows) for the leader; a helper gives no threads, and stays for as long as
-    `idle` says to wait for more work (`team.Team`). The leader leaves the logits of the first batch.logit_rows (ascending) in
-    scratch.logits, float32 [logit rows, padded vocabulary]. Rows that belong to one sequence come in order of position,
-    and every earlier position is in the cache or among the rows.
+    `idle` says to wait for more work (`team.Team`). The leader leaves the logits of the first batch.logit_rows
+    (ascending) in scratch.logits, float32 [logit rows, padded vocabulary]. Rows that belong to one sequence come in
+    order of position, and every earlier position is in the cache or among the rows.
 
     Leader and helper are one function with one place that runs items: compiling that takes nearly all the time.
     """

@@ -6,8 +6,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from command import assert_refused, call
+from command import assert_refused, call, json_of
+
+from prolepsis.coding import encode
 
 
 def patched(data: bytes, after: bytes, skip: int, new: bytes) -> bytes:
@@ -72,7 +75,8 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
         (["x", "--top-p", "0"], ["top_p must be"]),
         (["x", "--max-tokens", "0"], ["max_tokens must be"]),
         (["x", "--seed", "-1"], ["seed must be"]),
-        (["x", "--logprobs", "99"], ["logprobs must be"]),
+        (["x", "--logprobs", "1"], ["--logprobs is reported with --json only"]),
+        (["x", "--json", "--logprobs", "99"], ["logprobs must be"]),
         (["x", "--stop", ""], ["stop must hold"]),
         (["x", "--prompt-file", "y"], ["--prompt-file, not both"]),
         (["--prompt-file", "/"], ["--prompt-file: cannot read /", "directory"]),
@@ -141,6 +145,15 @@ def test_sessions_that_do_not_fit(saved: Path, tiny: Path, tmp_path: Path) -> No
     assert_refused(call("chat", tiny, "--session", saved), str(saved), "holds the KV cache of a text, not a chat")
     assert_refused(call("kv", "inspect", tmp_path / "no.pkv"), "no.pkv does not exist")
     assert_refused(call("kv", "verify", tmp_path), str(tmp_path), "Is a directory")
+
+
+def test_a_session_of_nothing_can_be_looked_into_but_not_continued(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    path.write_bytes(encode(np.zeros((1, 2, 0, 2, 64), np.float16)))
+    assert json_of(call("kv", "inspect", path, "--json"))["tokens"] == 0
+    assert call("kv", "inspect", path).code == 0
+    assert json_of(call("kv", "verify", path, "--json"))["sound"]
+    assert_refused(call("kv", "load", path, "--model", tiny), str(path), "was saved with another model")
 
 
 def test_outputs_that_cannot_be_written(tiny: Path, text: Path, tmp_path: Path) -> None:

@@ -117,6 +117,13 @@ def test_a_closed_pipe_is_no_trouble(tiny: Path, saved: Path) -> None:
         assert (codes, err) == ([1, 0], "")
 
 
+def test_closed_streams_are_no_trouble(tiny: Path) -> None:
+    line = f"{shlex.join(COMMAND)} generate --model {shlex.quote(str(tiny))} --max-tokens 3"
+    assert shell(f"{line} x <&- >&- 2>&-") == ([0], "")
+    codes, err = shell(f"{line} <&-")
+    assert (codes, err) == ([2], "prolepsis: error: the prompt is empty\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_an_error(tiny: Path) -> None:
     line = f"{shlex.join(COMMAND)} generate x --model {shlex.quote(str(tiny))} --max-tokens 3"

@@ -80,6 +80,8 @@ def generate(
     json_: JsonOption = False,
 ) -> None:
     """Continue a prompt, streaming to standard output. Without a prompt, standard input is one."""
+    if logprobs is not None and not json_:
+        raise InputError("--logprobs is reported with --json only")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,

@@ -1,6 +1,6 @@
 """Decode speed as the batch and the context grow: does ten times the context cost what it should?
 
-python benchmarks/batch_scaling.py [--model MODEL] [--batches 1,4,16,32] [--contexts 100,1000,8000] [--json]
+python benchmarks/batch_scaling.py [--model MODEL] [--batches 1,4,16,32] [--contexts 100,1000,8000] [--plot FILE]
 
 Every sequence of a batch has K and V of its own in memory. `ms` is one decode step of the whole batch, `tokens/s` its
 batch over it, `KV GB/s` the bytes of K and V the step reads. Combinations whose cache exceeds --kv-memory are left out.
@@ -56,6 +56,20 @@ def measure(llm: LLM, batch: int, context: int, runs: int) -> dict[str, Any]:
     }
 
 
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """Draw the time of a step over the context, a line for each batch, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot(xscale="log", yscale="log", xlabel="tokens of context", ylabel="ms for a decode step")
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        line = [row for row in rows if row["batch"] == batch]
+        axes.plot([row["context"] for row in line], [row["ms"] for row in line], marker="o", label=f"batch {batch}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     """Measure every batch at every context."""
     flags = parser(__doc__.splitlines()[0])
@@ -63,6 +77,7 @@ def main() -> None:
     flags.add_argument("--batches", type=numbers, default=[1, 4, 16, 32], metavar="N,N,...")
     flags.add_argument("--contexts", type=numbers, default=[100, 1000, 8000], metavar="N,N,...")
     flags.add_argument("--kv-memory", type=int, default=4096, metavar="MB")
+    flags.add_argument("--plot", metavar="FILE", help="draw the figures too (.svg or .png; needs matplotlib)")
     arguments = flags.parse_args()
     llm = LLM(arguments.model, threads=arguments.threads, kv_memory=arguments.kv_memory * 1_000_000)
     rows = []
@@ -73,6 +88,8 @@ def main() -> None:
                 print(f"left out: context {context}, batch {batch}: no room", file=sys.stderr)
             else:
                 rows.append(measure(llm, batch, context, arguments.runs))
+    if arguments.plot:
+        plot(rows, arguments.plot)
     report("decode of a batch", rows, arguments, model=arguments.model)
 
 

@@ -106,17 +106,17 @@ def test_a_forked_child_goes_on_with_helpers_of_its_own():
 
 
 def test_helpers_leave_with_their_team():
-    before = threading.active_count()
+    others = set(threading.enumerate())
     team = Team(3, _help)
     counts = np.zeros((10, 5), np.int64)
     team.bind(counts)
     _lead(team, counts)
-    threads = [t for t in threading.enumerate() if t.name.endswith("(_serve)")][-2:]
-    assert threading.active_count() >= before + 2
+    helpers = set(threading.enumerate()) - others
+    assert len(helpers) == 2
     del team
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+    for helper in helpers:
+        helper.join(timeout=30)
+        assert not helper.is_alive()
 
 
 def test_threads_follow_the_environment(monkeypatch):

@@ -42,13 +42,20 @@ class Terminal:
         """Press keys."""
         os.write(self._screen, keys.encode() if isinstance(keys, str) else keys)
 
-    def wait_for(self, text: str) -> None:
-        """Read until `text` is shown that has not been waited for yet."""
+    def wait_for(self, text: str, pressing: bytes = b"") -> None:
+        """Read until `text` is shown that has not been waited for yet.
+
+        pressing: keys to press now, and again whenever nothing is shown for a while. Between showing its prompt and
+        waiting for keys, Python's `input` misses a Ctrl-C until the next key; nobody types that fast.
+        """
+        self.type(pressing)
         deadline = time.monotonic() + 60
         while text not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} does not come, only {self.shown!r}"
-            if select.select([self._screen], [], [], 1)[0]:
+            if select.select([self._screen], [], [], 5)[0]:
                 self.shown += os.read(self._screen, 4096).decode("utf-8", "replace")
+            else:
+                self.type(pressing)
         self.shown = self.shown.partition(text)[2]
 
     def exit_code(self) -> int:
@@ -108,12 +115,12 @@ def test_a_chat_at_a_terminal(tiny: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_between_answers_ends_and_saves(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.pkv"
-    with terminal([*COMMAND, "chat", str(tiny), "--session", str(path), "--max-tokens", "4"]) as chat:
+    arguments = ["chat", str(tiny), "--session", str(path), "--seed", "5", "--max-tokens", "4"]
+    with terminal([*COMMAND, *arguments]) as chat:
         chat.wait_for("> ")
         chat.type("Hello\n")
         chat.wait_for("> ")
-        chat.type(CTRL_C)
-        chat.wait_for("saved ")
+        chat.wait_for("saved ", pressing=CTRL_C)
         assert chat.exit_code() == 128 + signal.SIGINT
     assert len(messages_in(path)) == 2
 

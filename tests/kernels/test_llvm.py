@@ -234,10 +234,10 @@ def test_byte_dots_are_exact_up_to_the_extremes(form, largest):
     rng = np.random.default_rng(largest)
     for case in range(40):
         groups = rng.integers(0, largest + 1, (8, 64)).astype(np.uint8)
-        activations = rng.integers(-127, 128, (2, 8, 4)).astype(np.int8)
+        activations = rng.integers(-128, 128, (2, 8, 4)).astype(np.int8)
         if case < 4:
             groups[:] = largest if case % 2 else groups
-            activations[:] = 127 if case < 2 else -127
+            activations[:] = 127 if case < 2 else -128
         out = np.zeros((2, 16), np.int32)
         run(groups, activations, out)
         lanes = groups.reshape(8, 16, 4).astype(np.int64)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from numba import njit
+from weight_cases import joined
 
-from prolepsis.kernels.rows import add_row, gate_row, norm_row, quantise_row, rotate_head
-from prolepsis.kernels.tile import CELL, RECORD
+from prolepsis.kernels.rows import LARGEST_QUANT, add_row, gate_row, norm_row, quantise_row, rotate_head
+from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 U = 2.0**-24
 
@@ -38,11 +39,11 @@ def quantise(x, at, width, quants, records, cell):
 def quantised(x):
     """(quants, scales, scale * sum, sums) of x float32 [cells * 32], by cell."""
     cells = x.size // CELL
-    quants, records = np.full(x.size, 99, np.int8), np.zeros(cells * RECORD, np.int32)
+    quants, records = np.full(PLANES * x.size, 99, np.int8), np.zeros(cells * RECORD, np.int32)
     quantise(x, 0, x.size, quants, records, 0)
     words = records.reshape(cells, RECORD)
     floats = words.view(np.float32)
-    return quants.reshape(cells, CELL), floats[:, 0], floats[:, 1], words[:, 2:]
+    return joined(quants), floats[:, 0], floats[:, 1], words[:, 2:]
 
 
 @pytest.mark.parametrize("width", [32, 96, 576, 4096])
@@ -115,10 +116,10 @@ def test_quantise():
     x = (rng.standard_normal((200, CELL)) * np.exp(rng.uniform(-60, 60, (200, 1)))).astype(np.float32)
     quants, scales, totals, sums = quantised(x.reshape(-1))
     largest = np.abs(x).max(axis=1)
-    assert np.array_equal(scales, largest / np.float32(127))
-    steps = x.astype(np.float64) / (largest.astype(np.float64) / 127)[:, None]
-    assert (np.abs(quants - steps) <= 0.5 + 127 * 3 * U).all()
-    assert (np.abs(quants.astype(int)).max(axis=1) == 127).all()
+    assert np.array_equal(scales, largest / np.float32(LARGEST_QUANT))
+    steps = x.astype(np.float64) / (largest.astype(np.float64) / LARGEST_QUANT)[:, None]
+    assert (np.abs(quants - steps) <= 0.5 + LARGEST_QUANT * 3 * U).all()
+    assert (np.abs(quants.astype(int)).max(axis=1) == LARGEST_QUANT).all()
     whole = quants.astype(np.int32)
     assert np.array_equal(sums, -np.stack([whole[:, :16].sum(1), whole[:, 16:].sum(1), whole.sum(1)], axis=1))
     assert np.array_equal(totals, scales * whole.sum(1).astype(np.float32))
@@ -126,14 +127,21 @@ def test_quantise():
 
 def test_quantise_rounds_ties_to_even():
     x = np.zeros(CELL, np.float32)
-    x[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]
-    assert quantised(x)[0][0, :6].tolist() == [127, 0, 2, 2, 0, -2]
+    x[:6] = [LARGEST_QUANT, 0.5, 1.5, 2.5, -0.5, -1.5]
+    assert quantised(x)[0][0, :6].tolist() == [LARGEST_QUANT, 0, 2, 2, 0, -2]
+
+
+def test_every_quant_is_the_sum_of_its_planes():
+    every = np.arange(-int(LARGEST_QUANT), int(LARGEST_QUANT) + 1).astype(np.float32)
+    cells = np.append(every, np.zeros(-len(every) % (CELL - 1), np.float32)).reshape(-1, CELL - 1)
+    x = np.insert(cells, 0, LARGEST_QUANT, axis=1)
+    assert np.array_equal(quantised(x.reshape(-1))[0], x)
 
 
 def test_quantise_writes_only_its_own_cells():
-    quants, records = np.full(4 * CELL, 99, np.int8), np.full(4 * RECORD, 99, np.int32)
+    quants, records = np.full(4 * PLANES * CELL, 99, np.int8), np.full(4 * RECORD, 99, np.int32)
     quantise(np.ones(96, np.float32), 32, 64, quants, records, 1)
-    assert (quants == [99] * 32 + [127] * 64 + [99] * 32).all()
+    assert (quants == [99] * 64 + [127] * 128 + [99] * 64).all()
     assert (records[:RECORD] == 99).all()
     assert (records[3 * RECORD :] == 99).all()
 
@@ -159,5 +167,5 @@ def test_quantise_of_the_very_small_and_the_very_large():
         assert np.isfinite(scales).all()
     for size in (1.1e-30, 3.4e38):
         quants, scales, _, _ = quantised(np.full(CELL, size, np.float32))
-        assert (quants == 127).all()
+        assert (quants == LARGEST_QUANT).all()
         assert np.isfinite(scales).all()

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 
 from prolepsis.kernels.qmatmul import Activations, Weights
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, RECORD
+from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, PLANES, RECORD
 from prolepsis.quant.packing import pack, packed_bytes
 
 # Byte offsets of the float16 fields of a block: the scale and, for Q4_1, the minimum.
@@ -61,6 +61,12 @@ def activations(x):
     """Room for the rows of x float32 [rows, columns], with x filled in."""
     return Activations(
         np.ascontiguousarray(x, np.float32).reshape(-1).copy(),
-        np.zeros(x.size, np.int8),
+        np.zeros(PLANES * x.size, np.int8),
         np.zeros(x.size // CELL * RECORD, np.int32),
     )
+
+
+def joined(quants):
+    """The 16-bit quants of int8 planes, int32 [cells, 32]."""
+    planes = quants.reshape(-1, PLANES, CELL).astype(np.int32)
+    return 256 * planes[:, 0] + planes[:, 1]

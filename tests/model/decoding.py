@@ -89,13 +89,13 @@ class TinyModel:
     def logits(self, tokens, kv_dtype="bf16"):
         """Logits after each token, float64 [n, VOCAB], by the formulas of the papers.
 
-        Rounds where the engine rounds, to int8 activations before quantised matrices and to the cache's dtype, and
+        Rounds where the engine rounds, to 16-bit activations before quantised matrices and to the cache's dtype, and
         nowhere else.
         """
         weights = {name: dequantised(kind, raw) for name, (kind, raw) in self.tensors.items()}
 
         def product(name, x):
-            return (x if self.tensors[name][0] in ("F16", "BF16", "F32") else _to_int8(x)) @ weights[name].T
+            return (x if self.tensors[name][0] in ("F16", "BF16", "F32") else _to_int16(x)) @ weights[name].T
 
         def norm(name, x):
             return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPS) * self.norms[name]
@@ -129,9 +129,9 @@ class TinyModel:
         return np.stack([even * c - odd * s, odd * c + even * s], axis=-1).reshape(x.shape)
 
 
-def _to_int8(x):
+def _to_int16(x):
     cells = x.astype(np.float32).astype(np.float64).reshape(len(x), -1, 32)
-    scale = np.abs(cells).max(axis=2, keepdims=True) / 127
+    scale = np.abs(cells).max(axis=2, keepdims=True) / 32639
     return (np.rint(cells / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
 
 

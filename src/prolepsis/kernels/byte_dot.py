@@ -11,7 +11,7 @@ from prolepsis.kernels.cpu import has
 from prolepsis.kernels.llvm import BYTES, I16, I32, INTS, call, splat
 
 _WORDS = ir.VectorType(I16, 32)
-_LARGEST_ACTIVATION = 127
+_LARGEST_ACTIVATION = 128
 _LARGEST_WORD = 2**15 - 1
 
 # Intrinsics by bytes in a register: (widest first) multiply bytes and add pairs, multiply words and add pairs.
@@ -43,7 +43,7 @@ def byte_dots(b, starts, groups, activations, largest):
     """starts[t] + sum over g of the four products in each 32-bit lane of groups[g] and activations(t, g).
 
     starts: int32 vectors, one for each row t; groups: vectors of unsigned bytes, none above `largest`;
-    activations(t, g) returns a vector of signed bytes within -127 .. 127.
+    activations(t, g) returns a vector of signed bytes.
     """
     if _fused_bytes():
         return _fused(b, starts, groups, activations)

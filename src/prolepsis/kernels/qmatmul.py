@@ -26,7 +26,8 @@ class Weights(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """Rows on their way into a product: x float32, their int8 quants, and a record for each cell (`tile.RECORD`)."""
+    """Rows on their way into a product: x float32, their quants as two planes of int8 a cell, and a record
+    for each cell (`rows.quantise_row`, `tile.RECORD`)."""
 
     x: NDArray[np.float32]
     quants: NDArray[np.int8]

@@ -29,8 +29,9 @@ from prolepsis.kernels.llvm import (
     store,
     tree,
 )
-from prolepsis.kernels.tile import CELL, RECORD
+from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
+LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whose negative is one too
 DTYPE_BF16, DTYPE_FP16 = 0, 1
 DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16}
 
@@ -98,9 +99,10 @@ def gate_row(tyctx, gate, at, up_at, width, out, out_at):
 
 @intrinsic
 def quantise_row(tyctx, x, at, width, quants, records, cell):
-    """Quantise a row to int8, with one scale for each cell of 32: scale = max|x| / 127, q = round(x / scale).
+    """Quantise a row to 16 bits, one scale for each cell of 32: scale = max|x| / 32639, q = round(x / scale).
 
-    A cell with an infinity or a NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
+    q = 256 high + low, both int8: a cell's 32 high bytes come first, then its 32 low ones. A cell with an infinity or a
+    NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
     a cell whose largest value is 1e-30 or less gets zeros.
     quants int8[:] and records int32[:] (see `tile.RECORD`) are written from cell index `cell` on.
     """
@@ -116,15 +118,19 @@ def quantise_row(tyctx, x, at, width, quants, records, cell):
             # As integers, the bits of positive floats are in the same order, and a NaN is the largest.
             magnitudes = [b.bitcast(absolute(b, half), INTS) for half in halves]
             largest = b.bitcast(tree(b, larger, larger(*magnitudes)), F32)
-            scale = b.fdiv(largest, F32(127.0))
-            inverse = b.select(b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(F32(127.0), largest), F32(0.0))
+            scale = b.fdiv(largest, F32(LARGEST_QUANT))
+            inverse = b.select(b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(F32(LARGEST_QUANT), largest), F32(0.0))
             index = b.add(args[5], loop.index)
             sums = []
             for h, half in enumerate(halves):
                 scaled_up = b.fmul(half, broadcast(b, FLOATS, inverse))
                 number = b.fcmp_ordered("ord", scaled_up, scaled_up)
                 q = b.fptosi(nearest(b, b.select(number, scaled_up, splat(FLOATS, 0.0))), INTS)
-                store(b, b.trunc(q, SMALL), pq, b.add(scaled(b, index, CELL), I64(LANES * h)))
+                low = b.sub(b.and_(b.add(q, splat(INTS, 128)), splat(INTS, 255)), splat(INTS, 128))
+                high = b.ashr(b.sub(q, low), splat(INTS, 8))
+                for plane, byte in enumerate((high, low)):
+                    at = b.add(scaled(b, index, PLANES * CELL), I64(CELL * plane + LANES * h))
+                    store(b, b.trunc(byte, SMALL), pq, at)
                 sums.append(tree(b, b.add, q))
             whole = b.add(*sums)
             words = [

@@ -4,8 +4,9 @@ A weight matrix is held in *tiles* of 16 rows (`quant.packing` makes them); a ti
 columns. Row r of the tile is lane r of every vector, so a product needs no horizontal sum, and an output depends on its
 own weight row and its own activation row alone: the bits are the same for every batch size, chunk and thread count.
 
-Quantised kinds multiply unsigned weight bytes by signed activation bytes into int32 (exact in any order), then add
-`scale_w * scale_a * isum` in float32, cell after cell. Float kinds accumulate `w * x` in float32, column after column.
+Quantised kinds multiply unsigned weight bytes by 16-bit activations, high bytes first and then low ones, into int32
+(exact in any order), then add `scale_w * scale_a * isum` in float32, cell after cell. Float kinds accumulate `w * x` in
+float32, column after column.
 """
 
 from numba import types
@@ -34,13 +35,14 @@ from prolepsis.kernels.llvm import (
 )
 
 CELL = 32  # columns in a cell: one block of quantised activations
+PLANES = 2  # bytes of a quantised activation
 
 # Kinds of weights a tile can hold, and the bytes of one cell of each.
 Q4_0, Q4_1, Q8_0, Q6_K, F16, BF16, F32 = range(7)
 KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q6_K": Q6_K, "F16": F16, "BF16": BF16, "F32": F32}
 CELL_BYTES = (32 + 256, 64 + 256, 32 + 512, 64 + 384, 1024, 1024, 2048)
 
-# The words of a cell's activation record (`activations.quantise_row` writes them): float32 scale, float32 scale times
+# The words of a cell's activation record (`rows.quantise_row` writes them): float32 scale, float32 scale times
 # the sum of quants, then minus the sum of the first 16 quants, of the last 16 and of all 32, as int32.
 RECORD = 5
 _SCALE, _TOTAL, _FIRST_SUM, _WHOLE_SUM = 0, 1, 2, 4
@@ -49,7 +51,7 @@ _SCALE, _TOTAL, _FIRST_SUM, _WHOLE_SUM = 0, 1, 2, 4
 _BIAS_SHIFT = {Q4_0: 3, Q8_0: 7, Q6_K: 5}
 _LARGEST = {Q4_0: 15, Q4_1: 15, Q8_0: 255, Q6_K: 63}  # unsigned weights
 # Activation rows done at once: as many as the registers hold integer and float accumulators of.
-_ROWS_AT_ONCE = (12, 4, 1) if has("avx512f") else (4, 1)
+_ROWS_AT_ONCE = (8, 4, 1) if has("avx512f") else (4, 1)
 
 
 def _unpack(b, kind, w, cell):
@@ -103,12 +105,16 @@ def _quantised_cell(b, kind, w, cell, quants, records, accumulators):
     for part in range(parts):
         of_part = range(part * len(groups) // parts, (part + 1) * len(groups) // parts)
 
-        def activation(t, g, of_part=of_part):
-            base, offset = quants(t)
-            return b.bitcast(broadcast_at(b, INTS, base, b.add(offset, I64(4 * of_part[g]))), BYTES)
+        def plane(starts, first, of_part=of_part):
+            def activation(row, g):
+                base, offset = quants(row)
+                return b.bitcast(broadcast_at(b, INTS, base, b.add(offset, I64(first + 4 * of_part[g]))), BYTES)
 
-        starts = [start(t, part) for t in rows]
-        sums.append(byte_dots(b, starts, [groups[g] for g in of_part], activation, _LARGEST[kind]))
+            return byte_dots(b, starts, [groups[g] for g in of_part], activation, _LARGEST[kind])
+
+        high = plane([splat(INTS, 0) for _ in rows], 0)
+        starts = [b.add(b.shl(h, splat(INTS, 8)), start(t, part)) for t, h in enumerate(high)]
+        sums.append(plane(starts, CELL))
     minimum = half_to_float(b, load(b, HALFS, w, b.add(cell, I64(32)))) if kind == Q4_1 else None
     for t in rows:
         scale = broadcast_at(b, FLOATS, *word(t, _SCALE))
@@ -157,7 +163,7 @@ def _product(b, kind, count, first, tile, activations, output):
         if kind in (F16, BF16, F32):
             _float_cell(b, kind, w, cell, at(x, 4 * CELL), accumulators)
         else:
-            _quantised_cell(b, kind, w, cell, at(quants, CELL), at(records, 4 * RECORD), accumulators)
+            _quantised_cell(b, kind, w, cell, at(quants, PLANES * CELL), at(records, 4 * RECORD), accumulators)
     for t, slot in enumerate(accumulators):
         index = b.add(b.mul(b.add(first, I64(t)), stride), column)
         store(b, b.load(slot), out, scaled(b, index, 4))
@@ -168,7 +174,8 @@ def tile_product(tyctx, kind, weights, offset, cells, x, quants, records, rows, 
     """out[:rows, column : column + 16] = activations[:rows] times the tile at byte `offset` of weights, transposed.
 
     kind one of KINDS; weights uint8[:]; x float32[:] (read by float kinds), quants int8[:] and records int32[:] (read
-    by the quantised kinds), each `rows` rows of `cells` cells; out float32[:] with rows of `stride` floats.
+    by the quantised kinds, see `rows.quantise_row`), each `rows` rows of `cells` cells; out float32[:] with rows of
+    `stride` floats.
     """
 
     def codegen(context, b, signature, args):

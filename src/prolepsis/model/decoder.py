@@ -12,14 +12,14 @@ from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, TILE_QUERIES, 
 from prolepsis.kernels.qmatmul import Activations
 from prolepsis.kernels.rows import DTYPES
 from prolepsis.kernels.team import Team, default_threads
-from prolepsis.kernels.tile import CELL, RECORD
+from prolepsis.kernels.tile import CELL, PLANES, RECORD
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.weights import load_plan
 
 # Names the arithmetic: cached K and V made under another name may differ in their last bits and are not mixed.
-NUMERICS = "prolepsis-1/int8x32"
+NUMERICS = "prolepsis-1/int16x32"
 
 
 class Rows(NamedTuple):
@@ -146,7 +146,7 @@ def _new_scratch(config: ModelConfig, rows: int, positions: int) -> Scratch:
     return Scratch(
         activations=Activations(
             x=floats(widest),
-            quants=np.empty(rows * widest, np.int8),
+            quants=np.empty(rows * widest * PLANES, np.int8),
             records=np.empty(rows * widest // CELL * RECORD, np.int32),
         ),
         stream=floats(config.hidden_size),

@@ -1,5 +1,9 @@
 """CPU features: Numba's overrides are followed, so that a lesser CPU can be forced."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import pytest
 
@@ -31,3 +35,18 @@ def test_the_host_is_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_has_wants_all() -> None:
     assert cpu.has()
     assert not cpu.has("no such feature")
+
+
+def test_kernels_compile_where_nothing_can_be_kept(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    code = (
+        "import os, numba\n"
+        "from prolepsis.kernels.sampling import draw\n"
+        "import numpy as np\n"
+        "assert draw(np.array([0.0, 1.0]), 0.5) == 1\n"
+        "print(numba.config.CACHE_DIR)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PROLEPSIS_CACHE": str(blocked)}
+    outcome = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert not os.path.exists(outcome.stdout.strip())

@@ -4,9 +4,12 @@ Numba keeps compiled code between processes, but its index notices only edits in
 files of the functions it calls. So the cache directory is named after a hash of every kernel's source.
 """
 
+import atexit
 import os
+import shutil
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numba
 from numba import config
@@ -18,7 +21,14 @@ def _cache_directory() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     base = os.environ.get("PROLEPSIS_CACHE") or user_cache_dir("prolepsis")
-    return str(Path(base) / "kernels" / digest.hexdigest())
+    directory = Path(base).expanduser() / "kernels" / digest.hexdigest()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # No place to keep compiled code. It is loaded as code, so a guessable place others can write to is none either.
+        directory = Path(mkdtemp(prefix="prolepsis-kernels-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return str(directory)
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from prolepsis.kernels import team as team_module
-from prolepsis.kernels.team import JOB, Team, arrive, default_threads, finish, idle, join, publish, take
+from prolepsis.errors import InputError
+from prolepsis.kernels.team import JOB, MAX_THREADS, Team, arrive, default_threads, finish, idle, join, publish, take
 
 
 @njit(nogil=True)
@@ -122,5 +122,11 @@ def test_helpers_leave_with_their_team():
 def test_threads_follow_the_environment(monkeypatch):
     monkeypatch.setenv("PROLEPSIS_THREADS", "1")
     assert default_threads() == 1
-    monkeypatch.setenv("PROLEPSIS_THREADS", "nonsense")
-    assert 1 <= default_threads() <= team_module.MAX_THREADS
+    monkeypatch.setenv("PROLEPSIS_THREADS", "7")
+    assert default_threads() == 7
+    monkeypatch.delenv("PROLEPSIS_THREADS")
+    assert 1 <= default_threads() <= MAX_THREADS
+    for wrong in ("nonsense", "0", "257", "99999", "-1", "1.5"):
+        monkeypatch.setenv("PROLEPSIS_THREADS", wrong)
+        with pytest.raises(InputError, match="PROLEPSIS_THREADS must be in"):
+            default_threads()

@@ -21,7 +21,7 @@ def demo(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None, js
     """
     llm = load(model, threads=threads)
     console = Console(quiet=json_)
-    console.print("A guide to KV caches of about 1,500 tokens ships with this package.")
+    console.print("A guide to KV caches of about 1,400 tokens ships with this package.")
     console.print(f"[bold]> {QUESTION}[/bold]")
     with bar("reading the guide") as on_prefill:
         result = run(

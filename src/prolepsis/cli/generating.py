@@ -79,7 +79,7 @@ def generate(
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Continue a prompt, streaming to standard output. Without a prompt, standard input is one."""
+    """Continue a prompt, streaming to standard output. Without a prompt, standard input less its last newline is one."""
     if logprobs is not None and not json_:
         raise InputError("--logprobs is reported with --json only")
     params = SamplingParams(
@@ -229,7 +229,10 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return prompt
     if prompt_file is None and sys.stdin.isatty():
         raise InputError("no prompt; give it as an argument, with --prompt-file, or on standard input")
-    return read_text(prompt_file or Path("-"), "--prompt-file")
+    if prompt_file is not None:
+        return read_text(prompt_file, "--prompt-file")
+    # A command that pipes a prompt ends it with a newline that is not part of it.
+    return read_text(Path("-"), "standard input").removesuffix("\n")
 
 
 def _as_json(completion: Completion, llm: LLM) -> dict[str, object]:

@@ -53,10 +53,11 @@ class Sampler:
     """Draws the tokens of one request, in order."""
 
     def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: the tokens before the first sampled one. InputError for a logit bias beyond the vocabulary."""
-        beyond = [token for token in params.logit_bias if token >= vocab_size]
-        if beyond:
-            raise InputError(f"logit_bias names token {beyond[0]}, but the vocabulary has {vocab_size}")
+        """`prompt`: the tokens before the first sampled one. InputError for ids beyond the vocabulary."""
+        for field, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            beyond = [token for token in tokens if token >= vocab_size]
+            if beyond:
+                raise InputError(f"{field} names token {beyond[0]}, but the vocabulary has {vocab_size}")
         self.params = params
         self.seed = rng.fresh_seed() if params.seed is None else params.seed
         """The request's seed, to be reported where it was drawn here."""

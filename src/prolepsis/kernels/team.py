@@ -22,6 +22,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from prolepsis.errors import InputError
 from prolepsis.kernels.cpu import features
 
 MAX_THREADS = 256
@@ -174,10 +175,14 @@ def _replace(control, generation):
 
 
 def default_threads() -> int:
-    """One for each core this process may use; $PROLEPSIS_THREADS if it is set to less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("PROLEPSIS_THREADS", "")
-    return max(1, min(cores, MAX_THREADS, int(asked) if asked.isdigit() else MAX_THREADS))
+    """$PROLEPSIS_THREADS, or one for each core this process may use. Raises InputError for a number out of range."""
+    asked = os.environ.get("PROLEPSIS_THREADS")
+    if not asked:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, MAX_THREADS)
+    if not (asked.isascii() and asked.isdigit() and 1 <= int(asked[:4]) <= MAX_THREADS):
+        raise InputError(f"$PROLEPSIS_THREADS must be in 1 .. {MAX_THREADS}, not {asked!r}")
+    return int(asked)
 
 
 class Team:

@@ -79,7 +79,7 @@ def generate(
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Continue a prompt, streaming to standard output. Without a prompt, standard input less its last newline is one."""
+    """Continue a prompt, streaming to standard output. Without one, standard input is read."""
     if logprobs is not None and not json_:
         raise InputError("--logprobs is reported with --json only")
     params = SamplingParams(

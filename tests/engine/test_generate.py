@@ -230,3 +230,12 @@ def test_an_interrupted_batch_gives_its_blocks_back(llm: LLM, monkeypatch: pytes
         llm.generate([[5] * 30, [6] * 90, [7] * 60], GREEDY)
     monkeypatch.undo()
     assert llm.kv_cache.pool.num_used == 0
+
+
+def test_more_prompts_than_rows_in_a_pass_are_all_finished(tiny: Path) -> None:
+    llm = LLM(tiny, kv_memory=64 << 20)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    many = llm.generate([[token] for token in range(300)], params)
+    assert {(len(c.token_ids), c.finish_reason) for c in many} == {(4, "length")}
+    assert many[299].token_ids == llm.generate([299], params)[0].token_ids
+    llm.kv_cache.check([])

@@ -93,7 +93,7 @@ def test_rope_frequency_factors(tmp_path):
     tensors = (EMBEDDING, ("rope_freqs.weight", (8,), 32))
     read = config(tmp_path, tensors=tensors, data=bytes(1280) + factors.tobytes())
     assert read.rope.frequency_factors == tuple(factors.tolist())
-    with pytest.raises(ModelFileError, match=r"'rope_freqs.weight' holds a value that is not positive"):
+    with pytest.raises(ModelFileError, match=r"'rope_freqs.weight' holds a value outside"):
         config(tmp_path, tensors=tensors)
     with pytest.raises(ModelFileError, match=r"'rope_freqs.weight' is F32 \(4,\), expected F32 \(8,\)"):
         config(tmp_path, tensors=(EMBEDDING, ("rope_freqs.weight", (4,), 16)))
@@ -122,6 +122,9 @@ def test_rope_frequency_factors(tmp_path):
         ({"llama.attention.layer_norm_rms_epsilon": (F32, 0.0)}, "rms_epsilon = 0.0"),
         ({"llama.attention.layer_norm_rms_epsilon": (F32, 2.0)}, "rms_epsilon = 2.0, expected less than 1"),
         ({"llama.rope.freq_base": (F32, float("inf"))}, "freq_base = inf"),
+        ({"llama.rope.freq_base": (F32, 0.5)}, "freq_base = 0.5, expected 1 to"),
+        ({"llama.rope.freq_base": (F32, 1e13)}, "expected 1 to 1e\\+12"),
+        ({"llama.rope.scaling.factor": (F32, 1e-6)}, "scaling factor 1"),
         ({"llama.rope.dimension_count": (U32, 7)}, "dimension_count = 7, expected an even number up to"),
         ({"llama.rope.dimension_count": (U32, 18)}, "dimension_count = 18, expected an even number up to"),
         ({"llama.rope.scaling.type": (STRING, "yarn")}, "rope.scaling.type = 'yarn' is not supported"),

@@ -25,6 +25,7 @@ from prolepsis.model.pull import DEFAULT_MODEL, resolve
 from prolepsis.model.tokenizer import Tokenizer
 
 BLOCK_SIZE = 32
+_LONGEST = 1 << 17  # tokens of context unless more are asked for: the tables of positions grow with it
 _SHARE_OF_FREE_MEMORY = 4  # the cache takes at most one part in this of what is free, unless told otherwise
 
 Prompt = str | Many[int]
@@ -51,7 +52,7 @@ class LLM:
     ) -> None:
         """
         model: a GGUF file, a registered name, or a Hugging Face repository (`prolepsis.model.pull`).
-        max_context: longest sequence in tokens; by default what the model was trained for.
+        max_context: longest sequence in tokens; by default what the model was trained for, up to 131,072.
         kv_memory: bytes for the KV cache; by default enough for one longest sequence, within a quarter of free memory.
         kv_dtype: "bf16" or "fp16".
         threads: by default one for each core.
@@ -65,7 +66,7 @@ class LLM:
         self.config = ModelConfig.from_gguf(self._file)
         self._cache = self._new_cache(max_context, kv_memory, kv_dtype)
         self.max_context = min(
-            max_context or self.config.max_context, self._cache.pool.num_blocks * self._cache.block_size
+            max_context or min(self.config.max_context, _LONGEST), self._cache.pool.num_blocks * self._cache.block_size
         )
         self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK, threads), self._cache)
 
@@ -79,7 +80,7 @@ class LLM:
         budget = _free_memory() // _SHARE_OF_FREE_MEMORY if kv_memory is None else kv_memory
         blocks = PagedKVCache.num_blocks_for(budget, *shape)
         if kv_memory is None:
-            blocks = min(blocks, -(-(max_context or config.max_context) // BLOCK_SIZE))
+            blocks = min(blocks, -(-(max_context or min(config.max_context, _LONGEST)) // BLOCK_SIZE))
         return PagedKVCache(*shape, blocks, dtype)
 
     @cached_property
@@ -178,9 +179,11 @@ class LLM:
             for request in requests:
                 request.accept(self.runner.prefill(request.sequence))
             running = requests
-            while running := [r for r in running if r.completion.finish_reason is None][:CHUNK]:
-                for request, logits in zip(running, self.runner.step([r.sequence for r in running]), strict=True):
-                    request.accept(logits)
+            while running := [r for r in running if r.completion.finish_reason is None]:
+                for first in range(0, len(running), CHUNK):
+                    together = running[first : first + CHUNK]
+                    for request, logits in zip(together, self.runner.step([r.sequence for r in together]), strict=True):
+                        request.accept(logits)
         finally:
             for request in requests:
                 request.sequence.release()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from prolepsis.engine import rng
 from prolepsis.engine.ranking import Ranking
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.errors import InputError, ModelFileError
 from prolepsis.kernels.sampling import draw, exp_weights, keep_prefix, penalise, sum_weights
 
 
@@ -66,7 +66,7 @@ class Sampler:
         self._counts = TokenCounts(vocab_size, prompt) if params.has_penalties else None
 
     def sample(self, logits: NDArray[np.float32]) -> SampledToken:
-        """Choose the next token from float32 logits [vocab], and record it. ProlepsisError if they hold a NaN."""
+        """Choose the next token from float32 logits [vocab], and record it. ModelFileError if they hold a NaN."""
         token = self._choose(logits)
         self.record(token)
         if self.params.logprobs is None:
@@ -92,7 +92,7 @@ def target_probabilities(
     """The distribution a token is drawn from: float64 [vocab], summing to 1 up to rounding.
 
     logits float32 [vocab], unchanged; `counts` may be None where `params` has no penalties. This is the distribution
-    that speculative verification has to preserve. Greedy parameters give a single 1. ProlepsisError for NaN logits.
+    that speculative verification has to preserve. Greedy parameters give a single 1. ModelFileError for NaN logits.
     """
     adjusted = adjusted_logits(logits, params, counts)
     best = _largest(adjusted)
@@ -160,10 +160,10 @@ def _cut_tail(weights: NDArray[np.float64], params: SamplingParams) -> None:
 
 
 def _largest(logits: NDArray[np.float32]) -> int:
-    """Lowest id of the largest logit. ProlepsisError unless it is finite: a NaN counts as larger than any number."""
+    """Lowest id of the largest logit. ModelFileError unless it is finite: a NaN counts as larger than any number."""
     best = int(np.argmax(logits))
     if not math.isfinite(logits[best]):
-        raise ProlepsisError(
+        raise ModelFileError(
             f"the model gave the logit {logits[best]} for token {best}, so no token can be chosen; "
             "the model file is damaged or its weights overflow"
         )

@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from prolepsis.errors import ModelFileError
 from prolepsis.model.gguf_file import GGUFFile
 
@@ -22,6 +20,10 @@ MAX_HEADS = 4_096
 MAX_HEAD_DIM = 4_096
 MAX_WIDTH = 1 << 22
 MAX_CONTEXT = 1 << 31
+# What real models stay far within, and what session files can say (`coding.rope`).
+MAX_ROPE_THETA = 1e12
+MIN_ROPE_FACTOR, MAX_ROPE_FACTOR = 1e-3, 1e9
+_MAX_NAME = 256
 
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
@@ -108,7 +110,7 @@ class ModelConfig:
         _refuse_experts(keys, prefix)
         return ModelConfig(
             architecture=architecture,
-            name=keys.text("general.name", default=file.path.stem),
+            name=keys.text("general.name", default=file.path.stem)[:_MAX_NAME],
             vocab_size=_vocab_size(keys, hidden_size),
             hidden_size=hidden_size,
             intermediate_size=keys.integer(f"{prefix}.feed_forward_length", MAX_WIDTH),
@@ -209,7 +211,12 @@ def _rope(keys: _Keys, prefix: str, head_dim: int, style: RopeStyle) -> RopeConf
     if scaling == "linear":
         legacy = keys.number(f"{prefix}.rope.scale_linear", default=1.0)
         factor = keys.number(f"{prefix}.rope.scaling.factor", default=legacy)
-    theta = keys.number(f"{prefix}.rope.freq_base", default=10_000.0)
+    theta_key = f"{prefix}.rope.freq_base"
+    theta = keys.number(theta_key, default=10_000.0)
+    if not 1 <= theta <= MAX_ROPE_THETA:
+        raise keys.fail(f"{theta_key} = {theta}, expected 1 to {MAX_ROPE_THETA:g}")
+    if not MIN_ROPE_FACTOR <= factor <= MAX_ROPE_FACTOR:
+        raise keys.fail(f"the RoPE scaling factor {factor} is not within {MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}")
     return RopeConfig(theta, dim, style, factor, _frequency_factors(keys, dim))
 
 
@@ -222,6 +229,8 @@ def _frequency_factors(keys: _Keys, dim: int) -> tuple[float, ...] | None:
             f"tensor {ROPE_FACTORS_TENSOR!r} is {tensor.type_name} {tensor.shape}, expected F32 ({dim // 2},)"
         )
     factors = tensor.data.view("<f4")
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise keys.fail(f"tensor {ROPE_FACTORS_TENSOR!r} holds a value that is not positive and finite")
+    if not ((factors >= MIN_ROPE_FACTOR) & (factors <= MAX_ROPE_FACTOR)).all():
+        raise keys.fail(
+            f"tensor {ROPE_FACTORS_TENSOR!r} holds a value outside {MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}"
+        )
     return tuple(factors.tolist())

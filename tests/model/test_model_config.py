@@ -124,7 +124,7 @@ def test_rope_frequency_factors(tmp_path):
         ({"llama.rope.freq_base": (F32, float("inf"))}, "freq_base = inf"),
         ({"llama.rope.freq_base": (F32, 0.5)}, "freq_base = 0.5, expected 1 to"),
         ({"llama.rope.freq_base": (F32, 1e13)}, "expected 1 to 1e\\+12"),
-        ({"llama.rope.scaling.factor": (F32, 1e-6)}, "scaling factor 1"),
+        ({"llama.rope.scaling.factor": (F32, 1e-6)}, "scaling factor 9"),
         ({"llama.rope.dimension_count": (U32, 7)}, "dimension_count = 7, expected an even number up to"),
         ({"llama.rope.dimension_count": (U32, 18)}, "dimension_count = 18, expected an even number up to"),
         ({"llama.rope.scaling.type": (STRING, "yarn")}, "rope.scaling.type = 'yarn' is not supported"),

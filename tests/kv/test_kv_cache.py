@@ -101,10 +101,10 @@ def test_a_write_never_changes_another_sequence():
 def test_sizes_follow_the_formula():
     cache = PagedKVCache(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, num_blocks=2)
     assert cache.bytes_per_token == 2 * 30 * 3 * 64 * 2
-    assert cache.num_bytes == 32 * cache.bytes_per_token
-    assert PagedKVCache.num_blocks_for(cache.num_bytes, 30, 3, 64, 16) == 2
-    assert PagedKVCache.num_blocks_for(cache.num_bytes - 1, 30, 3, 64, 16) == 1
-    assert PagedKVCache.from_budget(cache.num_bytes, 30, 3, 64, 16, "fp16").pool.num_blocks == 2
+    num_bytes = cache.k.nbytes + cache.v.nbytes
+    assert num_bytes == 32 * cache.bytes_per_token
+    assert PagedKVCache.num_blocks_for(num_bytes, 30, 3, 64, 16) == 2
+    assert PagedKVCache.num_blocks_for(num_bytes - 1, 30, 3, 64, 16) == 1
     with pytest.raises(InputError, match="one block of 16 tokens takes 368640 bytes"):
         PagedKVCache.num_blocks_for(1000, 30, 3, 64, 16)
 

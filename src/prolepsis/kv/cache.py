@@ -1,7 +1,6 @@
 """The paged KV cache: the bytes of every block, in every layer."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,20 +54,6 @@ class PagedKVCache:
             ) from error
         self.pool = BlockPool(num_blocks)
 
-    @classmethod
-    def from_budget(
-        cls,
-        budget_bytes: int,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        dtype: str = "bf16",
-    ) -> Self:
-        """The largest cache within `budget_bytes`. Raises InputError if not even one block fits."""
-        num_blocks = cls.num_blocks_for(budget_bytes, num_layers, num_kv_heads, head_dim, block_size)
-        return cls(num_layers, num_kv_heads, head_dim, block_size, num_blocks, dtype)
-
     @staticmethod
     def num_blocks_for(budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
         """Blocks that fit in `budget_bytes`: 2 (K, V) x layers x KV heads x head dim x bytes per value x tokens each.
@@ -87,11 +72,6 @@ class PagedKVCache:
     def bytes_per_token(self) -> int:
         """Bytes one token takes in all layers, K and V together."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES_PER_VALUE
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole pool when every block has been touched."""
-        return self.k.nbytes + self.v.nbytes
 
     def new_table(self) -> BlockTable:
         """An empty sequence in this cache."""

@@ -7,7 +7,7 @@ import pytest
 from kv_samples import turn
 
 from prolepsis.coding import RopeSpec
-from prolepsis.coding.predictors import Predictor, Span
+from prolepsis.coding.predictors import Predictor, Segment
 from prolepsis.coding.predictors.static import StaticPredictor
 
 MEANS = np.random.default_rng(0).normal(size=(2, 2, 3, 24)).astype(np.float32)
@@ -19,7 +19,8 @@ NOTHING = np.empty((0, 2, 40, 3, 24), np.uint16)
 def test_k_is_turned_and_v_is_not(style: str) -> None:
     rope = RopeSpec(10_000.0, 16, style)  # type: ignore[arg-type]
     predictor: Predictor = StaticPredictor(MEANS, SCALES, rope)
-    means, scales = predictor.predict(Span(70, 40), range(1, 2), NOTHING)
+    means, scales, shifts = predictor.begin(Segment(70, 40)).predict(range(1, 2), None)
+    assert shifts is None
     assert means.shape == (1, 2, 40, 3, 24)
     expected = turn(np.repeat(MEANS[1, 0][None].astype(np.float64), 40, axis=0), 70, rope)
     assert np.allclose(means[0, 0], expected, atol=1e-5)
@@ -31,7 +32,7 @@ def test_k_is_turned_and_v_is_not(style: str) -> None:
 def test_same_bits_everywhere() -> None:
     """A changed bit here would make saved files undecodable. Plain NumPy, one rounding an operation, agrees."""
     rope = RopeSpec(10_000.0, 24, "half")
-    means, _ = StaticPredictor(MEANS, SCALES, rope).predict(Span(0, 300), range(2), NOTHING)
+    means = StaticPredictor(MEANS, SCALES, rope).begin(Segment(0, 300)).predict(range(2), None).means
     cos, sin = (t[:, None] for t in rope.table(0, 300))
     a, b = MEANS[:, 0, None, :, :12], MEANS[:, 0, None, :, 12:]
     assert np.array_equal(means[:, 0, ..., :12], a * cos - b * sin)
@@ -40,7 +41,7 @@ def test_same_bits_everywhere() -> None:
 
 
 def test_without_rope_nothing_is_turned() -> None:
-    means, _ = StaticPredictor(MEANS, SCALES, None).predict(Span(5, 4), range(2), NOTHING)
+    means = StaticPredictor(MEANS, SCALES, None).begin(Segment(5, 4)).predict(range(2), None).means
     assert np.array_equal(means, np.broadcast_to(MEANS[:, :, None], means.shape))
 
 

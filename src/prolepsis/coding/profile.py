@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from prolepsis.coding import streams, tables
 from prolepsis.coding.floats import DType, to_float
-from prolepsis.coding.predictors import Span
+from prolepsis.coding.predictors import Segment
 from prolepsis.coding.predictors.static import StaticPredictor, StaticStatistics
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables
@@ -113,12 +113,12 @@ def fingerprint(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def grid_spans(start: int, count: int) -> Iterator[Span]:
+def grid_spans(start: int, count: int) -> Iterator[Segment]:
     """Cut positions start ... start + count - 1 at the multiples of GRID."""
     stop = start + count
     while start < stop:
         end = min(stop, (start // GRID + 1) * GRID)
-        yield Span(start, end - start)
+        yield Segment(start, end - start)
         start = end
 
 
@@ -132,7 +132,7 @@ def measure(kv: NDArray[np.uint16], dtype: DType, rope: RopeSpec | None, start: 
     spans = list(grid_spans(start, count))
     sample = spans[:: max(1, -(-len(spans) // _SAMPLED_SEGMENTS))]
 
-    def parts(every: int = 1) -> Iterator[tuple[Span, NDArray[np.uint16]]]:
+    def parts(every: int = 1) -> Iterator[tuple[Segment, NDArray[np.uint16]]]:
         for span in sample[::every]:
             yield span, kv[:, :, span.start - start : span.start - start + span.count].copy()
 
@@ -154,7 +154,7 @@ def measure(kv: NDArray[np.uint16], dtype: DType, rope: RopeSpec | None, start: 
     predictor, token_tables = profile.predictor(rope), profile.tables(dtype)
     group = streams.heads_per_stream(heads, dim)
     counts = sum(
-        streams.count_layers(part, predictor.predict(span, range(layers), part[:0]), token_tables, group)
+        streams.count_layers(part, predictor.begin(span).predict(range(layers), None), token_tables, group)
         for span, part in parts(4)
     )
     return Profile(means, profile.scales, tables.fit(np.asarray(counts)))

@@ -6,12 +6,13 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding import container, streams
+from prolepsis.coding import container
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
-from prolepsis.coding.predictors import Span
+from prolepsis.coding.predictors import Segment
 from prolepsis.coding.predictors.static import StaticPredictor
 from prolepsis.coding.profile import Profile, fingerprint
+from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.errors import InputError, SegmentError
 from prolepsis.kernels.rans import READ_AHEAD
 
@@ -32,8 +33,7 @@ class SessionReader:
         self.name = name or str(getattr(file, "name", "the session data"))
         self.header = container.read_header(file, self.name)
         self._profile = self._read_profile()
-        self._tables = self._profile.tables(self.header.dtype)
-        self._predictor = self._profile.predictor(self.header.rope)
+        self._coder = SegmentCoder(self.header.geometry, self._profile, self.header.rope)
         self.segments, self.metadata = container.read_records(file, self.name, self.header)
         self.start = self.header.start
         self.stop = self.start + sum(s.count for s in self.segments)
@@ -112,18 +112,12 @@ class SessionReader:
         if out is not None and (out.shape != shape or out.dtype != np.uint16):
             raise InputError(f"out is {out.dtype} {out.shape}, segment {segment} needs uint16 {shape}")
         data, ends = self._payload(segment)
-        values = np.empty(shape, np.uint16)
-        step, group = self._predictor.layers_at_once, header.heads_per_stream
-        per_layer = header.streams // header.layers
-        for first in range(0, header.layers, step):
-            layers = range(first, min(first + step, header.layers))
-            prediction = self._predictor.predict(Span(entry.start, entry.count), layers, values[:first])
-            begin, end = layers.start * per_layer, layers.stop * per_layer
-            base = int(ends[begin - 1]) if begin else 0
-            part, sound = streams.decode_layers(data[base:], ends[begin:end] - base, prediction, self._tables, group)
-            for i, stream in enumerate(part):
-                self._check_values(segment, begin + i, stream, bool(sound[i]))
-            values[layers.start : layers.stop] = streams.join(part, header.kv_heads, header.head_dim)
+        ids = entry.ids if header.tokens == "ids" else None
+
+        def check(stream: int, part: NDArray[np.uint16], sound: bool) -> None:
+            self._check_values(segment, stream, part, sound)
+
+        values = self._coder.decode(Segment(entry.start, entry.count, ids), data, ends, check)
         if out is None:
             return values
         out[...] = values

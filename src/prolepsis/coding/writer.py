@@ -10,9 +10,10 @@ from prolepsis.coding import container, streams
 from prolepsis.coding.container import Header, SegmentEntry, TokenStorage
 from prolepsis.coding.floats import DType
 from prolepsis.coding.hashes import BlockHashes
-from prolepsis.coding.predictors import Span
-from prolepsis.coding.profile import GRID, Profile, fingerprint, grid_spans
+from prolepsis.coding.predictors import Segment
+from prolepsis.coding.profile import GRID, Geometry, Profile, fingerprint, grid_spans
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.errors import InputError
 
 
@@ -46,13 +47,13 @@ class SessionWriter:
         """
         layers, _, kv_heads, head_dim = profile.scales.shape
         packed = profile.to_bytes()
-        self._file, self._rope = file, rope
-        self._predictor, self._tables = profile.predictor(rope), profile.tables(dtype)
+        self._file = file
+        self._coder = SegmentCoder(Geometry(dtype, layers, kv_heads, head_dim), profile, rope)
         self._hashes = BlockHashes(block_size)
         self.header = Header(
             model=dict(model or {}),
             numerics=numerics,
-            predictor=self._predictor.name,
+            predictor=self._coder.predictor.name,
             profile_fingerprint=fingerprint(packed),
             dtype=dtype,
             layers=layers,
@@ -91,21 +92,17 @@ class SessionWriter:
             part = slice(span.start - first, span.start - first + span.count)
             self._add_segment(span, kv[:, :, part].copy(), numbers[part])
 
-    def _add_segment(self, span: Span, kv: NDArray[np.uint16], ids: NDArray[np.uint32]) -> None:
-        header, step = self.header, self._predictor.layers_at_once
-        coded: list[NDArray[np.uint8]] = []
-        for first in range(0, header.layers, step):
-            layers = range(first, min(first + step, header.layers))
-            prediction = self._predictor.predict(span, layers, kv[:first])
-            part = kv[layers.start : layers.stop]
-            coded += streams.encode_layers(part, prediction, self._tables, header.heads_per_stream)
+    def _add_segment(self, span: Segment, kv: NDArray[np.uint16], ids: NDArray[np.uint32]) -> None:
+        header = self.header
+        known = None if header.tokens == "none" else ids
+        coded = self._coder.encode(Segment(span.start, span.count, known), kv)
         index = np.zeros(header.streams, container.INDEX_ENTRY)
-        for i, values in enumerate(streams.split(kv, header.heads_per_stream)):
-            index[i] = (len(coded[i]), container.checksum(coded[i].data), container.checksum(values.data))
+        for i, stream in enumerate(coded):
+            index[i] = (len(stream.data), container.checksum(stream.data.data), stream.checksum)
         hashes = self._hashes.add(ids)
         stored = ids if header.tokens == "ids" else ids[:0]
         entry = SegmentEntry(span.start, span.count, stored, hashes, index, 0)
-        payload = b"".join(stream.data for stream in coded)
+        payload = b"".join(stream.data.data for stream in coded)
         self.coded_bytes += self._file.write(container.pack_segment(entry, len(payload)))
         self.coded_bytes += self._file.write(payload)
         self.position += span.count

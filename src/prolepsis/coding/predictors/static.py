@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.floats import DType, moderate_values
-from prolepsis.coding.predictors import Prediction, Span
+from prolepsis.coding.predictors import Prediction, Segment
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import for_each
 from prolepsis.kernels import kv_static
@@ -23,13 +23,22 @@ class StaticPredictor:
         self.means, self.scales, self.rope = means, scales, rope
         self.layers_at_once = max(1, _CHANNELS_AT_ONCE // means[0].size)
 
-    def predict(self, segment: Span, layers: range, known: NDArray[np.uint16]) -> Prediction:
-        """The same for every token but for the turn of K; `known` is not looked at."""
-        part = slice(layers.start, layers.stop)
-        return Prediction(_predict(self.means[part], turns(self.rope, segment), self.rope), self.scales[part])
+    def begin(self, segment: Segment) -> "_StaticSegment":
+        """Only the segment's positions matter, for the turn of K."""
+        return _StaticSegment(self, turns(self.rope, segment))
 
 
-def turns(rope: RopeSpec | None, segment: Span) -> Tables:
+class _StaticSegment:
+    def __init__(self, predictor: StaticPredictor, angles: Tables) -> None:
+        self._predictor, self._angles = predictor, angles
+
+    def predict(self, layers: range, below: NDArray[np.float32] | None) -> Prediction:
+        """The same for every token but for the turn of K."""
+        predictor, part = self._predictor, slice(layers.start, layers.stop)
+        return Prediction(_predict(predictor.means[part], self._angles, predictor.rope), predictor.scales[part])
+
+
+def turns(rope: RopeSpec | None, segment: Segment) -> Tables:
     """(cos, sin) of the positions of `segment`; of no pairs where there is no RoPE."""
     if rope is None:
         empty = np.empty((segment.count, 0), np.float32)
@@ -63,7 +72,7 @@ class StaticStatistics:
         self._squares = np.zeros_like(self._sums)
         self._added = self._compared = 0
 
-    def add(self, segment: Span, kv: NDArray[np.uint16]) -> None:
+    def add(self, segment: Segment, kv: NDArray[np.uint16]) -> None:
         """First pass. kv: uint16 [layers, 2, tokens, kv_heads, head_dim], contiguous."""
         cos, sin = turns(self._rope, segment)
         flat, half, sums = kv.reshape(-1, *kv.shape[2:]), _is_half(self._rope), self._sums
@@ -79,7 +88,7 @@ class StaticStatistics:
         """Mean of every channel, K before RoPE. float64 [layers, 2, kv_heads, head_dim]."""
         return (self._sums / max(1, self._added)).reshape(self._shape)
 
-    def add_errors(self, segment: Span, kv: NDArray[np.uint16], means: NDArray[np.float32]) -> None:
+    def add_errors(self, segment: Segment, kv: NDArray[np.uint16], means: NDArray[np.float32]) -> None:
         """Second pass: compare with the predictions that `means` give."""
         flat, squares = kv.reshape(-1, *kv.shape[2:]), self._squares
         predicted = _predict(means, turns(self._rope, segment), self._rope).reshape(flat.shape)

@@ -3,17 +3,14 @@
 import numpy as np
 
 from prolepsis.coding import RopeSpec
-from prolepsis.coding.floats import to_float
+from prolepsis.coding.cache_dtypes import KV, QuantisedKV, quantise, to_float, to_scalars
 
 ROPE = RopeSpec(theta=10_000.0, dim=16, style="interleaved")
 
 
-def to_bits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest bf16 or fp16, as uint16."""
-    if dtype == "fp16":
-        return values.astype(np.float16).view(np.uint16)
-    bits = values.astype(np.float32).view(np.uint32).astype(np.int64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+def to_bits(values: np.ndarray, dtype: str) -> KV:
+    """What a cache of this dtype stores for them."""
+    return quantise(values.astype(np.float32), dtype)  # type: ignore[arg-type]
 
 
 def turn(x: np.ndarray, start: int, rope: RopeSpec) -> np.ndarray:
@@ -39,8 +36,8 @@ def realistic_kv(
     rope: RopeSpec | None = ROPE,
     start: int = 0,
     seed: int = 0,
-) -> np.ndarray:
-    """uint16 [layers, 2, tokens, heads, dim]."""
+) -> KV:
+    """As it is stored: [layers, 2, tokens, heads, dim]."""
     random = np.random.default_rng(seed)
     widths = np.exp(random.normal(size=(layers, 2, 1, heads, dim)))
     means = widths * random.normal(size=widths.shape) * np.array([3.0, 0.3]).reshape(1, 2, 1, 1, 1)
@@ -51,6 +48,7 @@ def realistic_kv(
     return to_bits(x, dtype)
 
 
-def values(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 of the patterns."""
-    return to_float(bits, dtype)  # type: ignore[arg-type]
+def values(kv: KV, dtype: str) -> np.ndarray:
+    """What is stored, as float32 [layers, 2, tokens, heads, dim]."""
+    floats = to_float(to_scalars(kv, dtype), dtype)  # type: ignore[arg-type]
+    return floats * to_float(kv.steps, "fp16")[..., None] if isinstance(kv, QuantisedKV) else floats

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 import zstandard
 
 import prolepsis.coding
@@ -97,9 +98,9 @@ def decode_stream(data: bytes, guesses: list[tuple[float, int]], dtype: str, fre
     (words,) = struct.unpack_from("<I", data)
     if words == 0xFFFFFFFF:
         return list(struct.unpack(f"<{len(guesses)}H", data[4:]))
+    lanes, words = 4 if len(guesses) < 8192 or words >> 31 else 32, words & 0x7FFFFFFF
     stream = struct.unpack_from(f"<{words}H", data, 4)
     raw_bits, raw_at = int.from_bytes(data[4 + 2 * words :], "little"), 0
-    lanes = 32 if len(guesses) >= 8192 else 4
     states = [stream[2 * j] | stream[2 * j + 1] << 16 for j in range(lanes)]
     at, out, near = 2 * lanes, [], near_bins(m)
     far = [(n, 0) for n in range(16)] + [((4 + t) << (j + 2), j + 2) for j in range(12) for t in range(4)]
@@ -150,19 +151,48 @@ def decode_stream(data: bytes, guesses: list[tuple[float, int]], dtype: str, fre
     return out
 
 
+def checksum(data: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+
+
+def records(data: bytes, header: dict, streams: int) -> list[tuple[int, int, list[int], int]]:
+    """(tokens, position, length of each stream, offset of the payload) of every segment, all of it checked."""
+    (version,) = struct.unpack_from("<H", data, 8)
+    at = 24 + struct.unpack_from("<I", data, 12)[0]
+    assert checksum(data[:16] + data[24:at]) == data[16:24]
+    link, found, saves = data[16:24] if version > 1 else b"", [], 0
+    while at < len(data):
+        assert version > 1 or saves == 0
+        if data[at : at + 4] == b"SEGM":
+            count, start, hashes, _, payload = struct.unpack_from("<IQIIQ", data, at + 4)
+            front, rest = 40, (4 * count if header["tokens"] == "ids" else 0) + 8 * hashes + 20 * streams
+        else:
+            assert data[at : at + 4] == b"TAIL"
+            metadata, _, segments = struct.unpack_from("<IQI", data, at + 4)
+            assert segments == len(found)
+            front, rest, payload, saves = 32, metadata, 0, saves + 1
+        end = at + front + rest
+        own = data[at + front - 8 : at + front]
+        assert checksum(link + data[at : at + front - 8] + data[at + front : end]) == own
+        link = own if version > 1 else b""
+        if front == 40:
+            index = [struct.unpack_from("<IQQ", data, end - 20 * (streams - i)) for i in range(streams)]
+            found.append((count, start, [length for length, _, _ in index], end))
+            assert sum(found[-1][2]) == payload
+        at = end + payload
+    assert data[end - front - rest : end - front - rest + 4] == b"TAIL"
+    return found
+
+
 def decode_file(data: bytes) -> np.ndarray:
     """uint16 [layers, 2, tokens, kv_heads, head_dim] of a sound session file."""
     (length,) = struct.unpack_from("<I", data, 12)
     header = msgspec.msgpack.decode(data[24 : 24 + length])
     means, scales, frequencies = profile(header)
     layers, heads, dim, group = (header[k] for k in ("layers", "kv_heads", "head_dim", "heads_per_stream"))
-    at, segments = 24 + length, []
-    while data[at : at + 4] == b"SEGM":
-        count, start, hashes, _, _, _ = struct.unpack_from("<IQIIQQ", data, at + 4)
-        at += 40 + 8 * hashes + (4 * count if header["tokens"] == "ids" else 0)
-        streams = [(k, kind, g) for k in range(layers) for kind in (0, 1) for g in range(0, heads, group)]
-        lengths = [struct.unpack_from("<I", data, at + 20 * i)[0] for i in range(len(streams))]
-        at += 20 * len(streams)
+    streams = [(k, kind, g) for k in range(layers) for kind in (0, 1) for g in range(0, heads, group)]
+    segments = []
+    for count, start, lengths, at in records(data, header, len(streams)):
         values = np.zeros((layers, 2, count, heads, dim), np.uint16)
         for (layer, kind, first), size in zip(streams, lengths, strict=True):
             guesses = [
@@ -177,5 +207,4 @@ def decode_file(data: bytes) -> np.ndarray:
             values[layer, kind, :, first : first + group] = np.array(out).reshape(count, group, dim)
             at += size
         segments.append(values)
-    assert data[at : at + 4] == b"TAIL"
     return np.concatenate(segments, axis=2)

@@ -1,12 +1,16 @@
 """Session files, written and read segment by segment."""
 
+import mmap
+from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kv_samples import ROPE, realistic_kv
 
-from prolepsis.coding import SessionReader, SessionWriter
+from prolepsis.coding import SessionReader, SessionStream, SessionWriter
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.profile import measure
 from prolepsis.errors import InputError, SegmentError
@@ -14,21 +18,21 @@ from prolepsis.errors import InputError, SegmentError
 KV = realistic_kv(tokens=600)
 IDS = np.arange(600, dtype=np.uint32) * 7 % 1000
 MODEL = {"weights": "sha256:11", "tokenizer": "sha256:22"}
+PROFILE = measure(KV, "bf16", ROPE, 0)
 
 
 def written(pieces: list[int], **options: object) -> BytesIO:
     """A file of KV and IDS, added in pieces of the given sizes."""
     file = BytesIO()
     settings: dict = {"dtype": "bf16", "rope": ROPE, "model": MODEL, "numerics": "cpu/1"} | options
-    start = settings.get("start", 0)
-    writer = SessionWriter(file, measure(KV, "bf16", ROPE, start), **settings)
+    writer = SessionWriter(file, PROFILE, **settings)
     at = 0
     for size in pieces:
         ids = None if settings.get("tokens") == "none" else IDS[at : at + size]
         writer.add(KV[:, :, at : at + size], ids)
         at += size
     writer.finish(b"chat")
-    assert writer.coded_bytes == len(file.getvalue())
+    assert writer.file_bytes == len(file.getvalue())
     return file
 
 
@@ -36,17 +40,19 @@ def test_segments_lie_on_the_grid() -> None:
     reader = SessionReader(written([600]))
     assert [(s.start, s.count) for s in reader.segments] == [(0, 256), (256, 256), (512, 88)]
     assert (reader.start, reader.stop, reader.metadata) == (0, 600, b"chat")
+    assert (reader.version, reader.saves, reader.torn) == (2, [600], None)
     assert reader.raw_bytes == KV.nbytes
     assert reader.coded_bytes < KV.nbytes
     assert reader.ids is not None
     assert np.array_equal(reader.ids, IDS)
     for s, segment in enumerate(reader.segments):
-        part = KV[:, :, segment.start : segment.start + segment.count]
+        part = KV[:, :, segment.start : segment.stop]
         assert np.array_equal(reader.read(s), part)
         out = np.zeros(part.shape, np.uint16)
         assert reader.read(s, out) is out
         assert np.array_equal(out, part)
     reader.verify()
+    reader.verify(values=False)
 
 
 def test_pieces_may_end_anywhere() -> None:
@@ -70,6 +76,7 @@ def test_a_start_within_the_grid() -> None:
     reader = SessionReader(written([600], start=240))
     assert [(s.start, s.count) for s in reader.segments] == [(240, 16), (256, 256), (512, 256), (768, 72)]
     assert np.array_equal(reader.read_all(), KV)
+    assert np.array_equal(reader.read_all(250, 700), KV[:, :, 10:460])
 
 
 class Counting(BytesIO):
@@ -86,12 +93,73 @@ class Counting(BytesIO):
 def test_only_what_is_needed_is_read() -> None:
     file = Counting(written([600]).getvalue())
     reader = SessionReader(file)
-    assert file.amount < len(file.getvalue()) / 4
-    before = file.amount
-    assert np.array_equal(reader.read_all(256), KV[:, :, :256])
-    assert file.amount - before == int(reader.segments[0].index["length"].sum())
-    assert np.array_equal(reader.read_all(300), KV[:, :, :300])
-    assert reader.read_all(0).shape == (2, 2, 0, 2, 16)
+    for start, stop, wanted in [
+        (None, 256, [0]),
+        (0, 300, [0, 1]),
+        (256, 257, [1]),
+        (511, 513, [1, 2]),
+        (512, None, [2]),
+        (300, 300, []),
+        (600, 900, []),
+    ]:
+        before = file.amount
+        assert np.array_equal(reader.read_all(start, stop), KV[:, :, slice(start, stop)])
+        assert file.amount - before == sum(reader.segments[i].payload_bytes for i in wanted)
+
+
+def test_positions_that_are_not_there_are_left_out() -> None:
+    reader = SessionReader(written([600]))
+    for start, stop in [(0, 0), (-5, 0), (600, None), (900, 1000), (5, 3)]:
+        assert reader.read_all(start, stop).shape == (2, 2, 0, 2, 16)
+    assert np.array_equal(reader.read_all(-10, 10_000), KV)
+
+
+def test_opening_reads_the_index_alone() -> None:
+    """Ten times as much KV behind the same number of records costs not a byte more to open."""
+    amounts = set()
+    for tokens in (20, 200):
+        file = Counting(written([tokens], tokens="none").getvalue())
+        reader = SessionReader(file)
+        amounts.add(file.amount)
+        assert file.amount == len(file.getvalue()) - reader.coded_bytes
+    assert len(amounts) == 1
+
+
+def in_memory(kind: type) -> Callable[[bytes, Path], Any]:
+    return lambda data, _: kind(data)
+
+
+def mapped(data: bytes, directory: Path) -> mmap.mmap:
+    path = directory / "mapped.pkv"
+    path.write_bytes(data)
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [in_memory(bytes), in_memory(bytearray), in_memory(memoryview), lambda d, _: np.frombuffer(d, np.uint8), mapped],
+    ids=["bytes", "bytearray", "memoryview", "array", "mmap"],
+)
+def test_buffers_are_read_where_they_are(buffer: Callable[[bytes, Path], Any], tmp_path: Path) -> None:
+    data = written([600]).getvalue()
+    held = buffer(data, tmp_path)
+    reader = SessionReader(held)
+    assert np.array_equal(reader.read_all(), KV)
+    start, end = reader.segments[0].offset, reader.segments[0].payload_bytes
+    assert np.shares_memory(reader._source.payload_at(start, end), np.frombuffer(held, np.uint8))
+    assert bytes(memoryview(held)) == data
+
+
+def test_segments_of_one_file_read_by_several_threads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_THREADS", "3")
+    for data in (written([600]), written([600]).getvalue()):
+        reader = SessionReader(data)
+        seen = []
+        for segment, values in reader.decoded(100):
+            seen.append(segment.start)
+            assert np.array_equal(values, KV[:, :, segment.start : segment.stop])
+        assert seen == [0, 256, 512]
 
 
 def test_ids_can_be_left_out() -> None:
@@ -123,34 +191,65 @@ def test_what_differs_is_named() -> None:
 @pytest.mark.parametrize(
     ("kv", "ids", "message"),
     [
-        (KV[:1], range(600), "KV of shape"),
-        (KV[..., :8], range(600), "KV of shape"),
-        (KV[0], range(600), "KV of shape"),
+        (KV[:1], range(600), r"KV is uint16 \(1, 2, 600, 2, 16\), expected uint16 \(2, 2, tokens, 2, 16\)"),
+        (KV[..., :8], range(600), "KV is uint16"),
+        (KV[0], range(600), "KV is uint16"),
+        (KV.astype(np.float32), range(600), "KV is float32"),
         (KV, range(599), "599 token ids for 600 tokens"),
         (KV, None, "no token ids"),
     ],
 )
 def test_what_does_not_fit_is_refused(kv: np.ndarray, ids: range | None, message: str) -> None:
-    writer = SessionWriter(BytesIO(), measure(KV, "bf16", ROPE, 0), dtype="bf16", rope=ROPE)
+    writer = SessionWriter(BytesIO(), PROFILE, dtype="bf16", rope=ROPE)
     with pytest.raises(InputError, match=message):
         writer.add(kv, ids)
 
 
 def test_bad_settings_are_refused() -> None:
-    profile = measure(KV, "bf16", ROPE, 0)
     with pytest.raises(InputError, match="block size 12 must divide 256"):
-        SessionWriter(BytesIO(), profile, dtype="bf16", block_size=12)
+        SessionWriter(BytesIO(), PROFILE, dtype="bf16", block_size=12)
     with pytest.raises(InputError, match="block size 16"):
-        SessionWriter(BytesIO(), profile, dtype="bf16", start=8)
-    writer = SessionWriter(BytesIO(), profile, dtype="bf16")
+        SessionWriter(BytesIO(), PROFILE, dtype="bf16", start=8)
+    writer = SessionWriter(BytesIO(), PROFILE, dtype="bf16")
     with pytest.raises(InputError, match="metadata"):
         writer.finish(bytes((1 << 24) + 1))
-    with pytest.raises(InputError, match="out is float32"):
-        SessionReader(written([600])).read(0, np.zeros((2, 2, 256, 2, 16), np.float32))
+    reader = SessionReader(written([600]))
+    with pytest.raises(InputError, match="KV is float32"):
+        reader.read(0, np.zeros((2, 2, 256, 2, 16), np.float32))
+    with pytest.raises(InputError, match="255 tokens where 256"):
+        reader.read(0, np.zeros((2, 2, 255, 2, 16), np.uint16))
 
 
 def test_an_unfinished_file_is_not_whole() -> None:
     file = BytesIO()
-    SessionWriter(file, measure(KV, "bf16", ROPE, 0), dtype="bf16", rope=ROPE).add(KV, IDS)
-    with pytest.raises(SegmentError, match="truncated"):
+    SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE).add(KV, IDS)
+    with pytest.raises(SegmentError, match=r"truncated.*tokens 0-599.*--recompute"):
         SessionReader(file)
+    assert np.array_equal(SessionReader(file, salvage=True).read_all(), KV)
+
+
+class Trickle:
+    """Takes and gives a few bytes at a time, as an unbuffered pipe may; cannot seek."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+
+    def read(self, size: int) -> bytes:
+        part = bytes(self.data[: min(size, 1000)])
+        del self.data[: len(part)]
+        return part
+
+    def write(self, data: memoryview) -> int:
+        self.data += data[:1000]
+        return min(len(data), 1000)
+
+
+def test_pipes_that_take_and_give_little_at_a_time() -> None:
+    file: Any = Trickle()
+    writer = SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE, model=MODEL, numerics="cpu/1")
+    writer.add(KV, IDS)
+    writer.finish(b"chat")
+    assert bytes(file.data) == written([600]).getvalue()
+    stream = SessionStream(file)
+    assert np.array_equal(np.concatenate([values for _, values in stream], axis=2), KV)
+    assert (stream.metadata, stream.saves, stream.bytes_read) == (b"chat", [600], writer.file_bytes)

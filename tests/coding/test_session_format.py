@@ -1,18 +1,18 @@
 """Damaged, foreign, truncated, newer and hostile session files: one clear error each, and never a wrong value."""
 
-import struct
 from io import BytesIO
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from kv_samples import ROPE, realistic_kv
 
-from prolepsis.coding import SessionReader, container, decode, encode
-from prolepsis.coding.container import INDEX_ENTRY, PREAMBLE, SEGMENT, checksum
-from prolepsis.coding.profile import measure
-from prolepsis.coding.writer import SessionWriter
-from prolepsis.errors import SegmentError
+from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, encode
+from prolepsis.coding.container import INDEX_ENTRY, SEGMENT, TRAILER
+from prolepsis.coding.hashes import checksum
+from prolepsis.coding.header import MAGIC, PREAMBLE
+from prolepsis.errors import InputError, SegmentError
 
 KV = realistic_kv(layers=1, tokens=20, heads=1, dim=16)
 DATA = encode(KV, dtype="bf16", rope=ROPE, token_ids=range(20), metadata=b"{}", model={"weights": "abc"})
@@ -20,11 +20,50 @@ LONG_KV = realistic_kv(layers=2, tokens=300, heads=2, dim=16)
 LONG = encode(LONG_KV, dtype="bf16", rope=ROPE)
 
 
-def header_of(data: bytes) -> tuple[container.Header, bytes]:
-    """The header of a file, and what follows it."""
-    length = PREAMBLE.unpack(data[: PREAMBLE.size])[3]
-    end = PREAMBLE.size + length
-    return msgspec.msgpack.decode(data[PREAMBLE.size : end], type=container.Header), data[end:]
+class Record:
+    """One record of a file, to be changed. fields: those of its fixed part, without the checksum."""
+
+    def __init__(self, data: bytes, at: int, header: dict[str, Any]) -> None:
+        self.layout = SEGMENT if data[at : at + 4] == b"SEGM" else TRAILER
+        *self.fields, _ = self.layout.unpack_from(data, at)
+        rest = at + self.layout.size
+        if self.layout is SEGMENT:
+            streams = 2 * header["layers"] * header["kv_heads"] // header["heads_per_stream"]
+            ids = self.fields[1] if header["tokens"] == "ids" else 0
+            size, payload = 4 * ids + 8 * self.fields[3] + INDEX_ENTRY.itemsize * streams, self.fields[5]
+        else:
+            size, payload = self.fields[1], 0
+        self.rest = data[rest : rest + size]
+        self.payload = data[rest + size : rest + size + payload]
+
+    def packed(self, link: bytes) -> tuple[bytes, bytes]:
+        """(what it is in a file, its checksum) behind a record with the checksum `link`."""
+        front = self.layout.pack(*self.fields, 0)[:-8]
+        own = checksum(link, front, self.rest)
+        return front + own + self.rest + self.payload, own
+
+
+def taken_apart(data: bytes) -> tuple[dict[str, Any], list[Record]]:
+    """The header and the records of a sound file."""
+    at = PREAMBLE.size + PREAMBLE.unpack_from(data)[3]
+    header = msgspec.msgpack.decode(data[PREAMBLE.size : at])
+    records = []
+    while at < len(data):
+        records.append(Record(data, at, header))
+        at += len(records[-1].packed(b"")[0])
+    return header, records
+
+
+def put_together(header: dict[str, Any], records: list[Record], version: int = 2, minor: int = 0) -> bytes:
+    """A file with sound checksums, whatever it says."""
+    body = msgspec.msgpack.encode(header)
+    front = PREAMBLE.pack(MAGIC, version, minor, len(body), 0)[:-8]
+    link = checksum(front, body)
+    data = front + link + body
+    for record in records:
+        packed, link = record.packed(link if version > 1 else b"")
+        data += packed
+    return data
 
 
 def test_every_flipped_byte_is_found() -> None:
@@ -59,8 +98,9 @@ def test_flips_in_a_longer_file_are_found() -> None:
         (b"\x89PK", "is truncated: 3 bytes"),
         (DATA[:100], "is truncated: a header of"),
         (DATA[:-1], "is truncated: it ends within the trailer"),
-        (DATA + b"\n", "bytes behind the trailer"),
-        (DATA[:8] + b"\x02\x00" + DATA[10:], "format version 2; this Prolepsis reads up to version 1: upgrade"),
+        (DATA + b"\n", "is truncated: it ends within record 1; it lies behind the trailer of a whole save"),
+        (DATA + bytes(100), "segment 1 is damaged: it begins with b"),
+        (DATA[:8] + b"\x03\x00" + DATA[10:], "format version 3; this Prolepsis reads up to version 2: upgrade"),
         (DATA[:8] + b"\x00\x00" + DATA[10:], "the preamble is damaged"),
         (DATA[:12] + b"\xff\xff\xff\xff" + DATA[16:], "the preamble is damaged"),
         (DATA[:30] + b"?" + DATA[31:], "the header is damaged: its checksum differs"),
@@ -108,6 +148,11 @@ def test_nothing_is_written_before_all_is_checked() -> None:
         {"layers": 1 << 40},
         {"block_size": 3},
         {"dtype": "fp64"},
+        {"dtype": "fp16"},
+        {"dtype": "fp8_e5m2"},
+        {"dtype": "int8"},
+        {"dtype": "int4"},
+        {"dtype": "int4", "head_dim": 15},
         {"segment_tokens": 1},
         {"start": 1},
         {"start": 1 << 63},
@@ -116,6 +161,7 @@ def test_nothing_is_written_before_all_is_checked() -> None:
         {"predictor": "twin/9"},
         {"profile": b""},
         {"profile": b"\x01garbage"},
+        {"profile": None},
         {"profile_fingerprint": "0" * 32},
         {"model": "text"},
         {"rope": {"theta": 1e-3, "dim": 16, "style": "half"}},
@@ -128,24 +174,13 @@ def test_nothing_is_written_before_all_is_checked() -> None:
 )
 def test_hostile_headers(change: dict[str, object]) -> None:
     """Sound checksums around nonsense: refused before anything of that size is made."""
-    header, rest = header_of(DATA)
-    body = msgspec.msgpack.encode(msgspec.to_builtins(header, builtin_types=[bytes]) | change)
-    front = PREAMBLE.pack(container.MAGIC, 1, 0, len(body), 0)[:-8]
-    data = front + struct.pack("<Q", checksum(front, body)) + body + rest
+    header, records = taken_apart(DATA)
+    assert put_together(header, records) == DATA
+    data = put_together(header | change, records)
     with pytest.raises(SegmentError):
         decode(data)
-
-
-def with_segment(data: bytes, **change: int) -> bytes:
-    """The file with fields of its first segment record changed, and the checksum made right again."""
-    header, rest = header_of(data)
-    begin = len(data) - len(rest)
-    names = ("marker", "count", "start", "hashes", "reserved", "payload", "checksum")
-    fields = dict(zip(names, SEGMENT.unpack(rest[: SEGMENT.size]), strict=True)) | change
-    size = (4 * 20 if header.tokens == "ids" else 0) + 8 * 1 + INDEX_ENTRY.itemsize * header.streams
-    index = rest[SEGMENT.size : SEGMENT.size + size]
-    front = SEGMENT.pack(*fields.values())[:-8]
-    return data[:begin] + front + struct.pack("<Q", checksum(front, index)) + rest[SEGMENT.size :]
+    with pytest.raises(SegmentError):
+        list(SessionStream(BytesIO(data)))
 
 
 @pytest.mark.parametrize(
@@ -163,20 +198,76 @@ def with_segment(data: bytes, **change: int) -> bytes:
     ],
 )
 def test_hostile_segment_records(change: dict[str, int]) -> None:
-    assert with_segment(DATA) == DATA
+    names = ("marker", "count", "start", "hashes", "reserved", "payload")
+    header, records = taken_apart(DATA)
+    records[0].fields = [change.get(name, value) for name, value in zip(names, records[0].fields, strict=True)]
+    data = put_together(header, records)
     with pytest.raises(SegmentError):
-        decode(with_segment(DATA, **change))
+        decode(data)
+    with pytest.raises(SegmentError):
+        list(SessionStream(BytesIO(data)).entries())
+
+
+@pytest.mark.parametrize(
+    "change", [{1: 0xFFFFFFFF}, {1: 3}, {2: 0}, {2: 1 << 63}, {3: 0}, {3: 2}, {4: 1}], ids=lambda change: str(change)
+)
+def test_hostile_trailers(change: dict[int, int]) -> None:
+    header, records = taken_apart(DATA)
+    for place, value in change.items():
+        records[-1].fields[place] = value
+    data = put_together(header, records)
+    for read in (decode, lambda d: list(SessionStream(BytesIO(d)).entries())):
+        with pytest.raises(SegmentError):
+            read(data)
+
+
+def test_a_stream_longer_than_its_values_is_refused_before_it_is_read() -> None:
+    """Lengths add up, but to more than any writer needs: nothing of that size is asked for."""
+    header, records = taken_apart(DATA)
+    index = np.frombuffer(records[0].rest[-2 * INDEX_ENTRY.itemsize :], INDEX_ENTRY).copy()
+    index["length"] = [5 + 2 * KV[0, 0].size, 4]
+    records[0].rest = records[0].rest[: -index.nbytes] + index.tobytes()
+    records[0].fields[5] = int(index["length"].sum())
+    with pytest.raises(SegmentError, match="segment 0 is damaged: its streams cannot make up"):
+        decode(put_together(header, records))
+
+
+def test_version_1_is_read_but_does_not_grow() -> None:
+    header, records = taken_apart(DATA)
+    old = put_together(header, records, version=1)
+    reader = SessionReader(old, "old.pkv")
+    assert reader.version == 1
+    assert np.array_equal(reader.read_all(), KV)
+    assert np.array_equal(next(iter(SessionStream(BytesIO(old))))[1], KV)
+    with pytest.raises(InputError, match=r"old\.pkv has format version 1, which cannot be appended to"):
+        SessionWriter.append_to(reader)
+    longer = put_together(header, [*records, records[-1]], version=1)
+    with pytest.raises(SegmentError, match="bytes behind the trailer, which version 1 does not have"):
+        decode(longer)
+    with pytest.raises(SegmentError, match="the preamble is damaged"):
+        decode(put_together(header, records, version=1, minor=1))
+
+
+def test_a_newer_minor_version_may_say_more_in_the_header() -> None:
+    header, records = taken_apart(DATA)
+    newer = put_together(header | {"colour": ["blue"]}, records, minor=1)
+    assert np.array_equal(decode(newer), KV)
+    with pytest.raises(SegmentError, match="colour"):
+        decode(put_together(header | {"colour": ["blue"]}, records))
+    del header["numerics"]
+    with pytest.raises(SegmentError, match="numerics"):
+        decode(put_together(header, records, minor=1))
 
 
 def test_hostile_streams_with_sound_payload_checksums() -> None:
     """Anything may stand in a stream whose checksum was made to fit: refused, and nothing out of bounds is touched."""
-    reader = SessionReader(BytesIO(LONG))
-    segment = reader.segments[0]
-    begin, index_size = segment.offset, segment.index.nbytes
-    length = int(segment.index["length"][0])
+    header, records = taken_apart(LONG)
+    first = records[0]
+    index, payload = np.frombuffer(first.rest, INDEX_ENTRY), first.payload
+    length = int(index["length"][0])
     random = np.random.default_rng(5)
     for trial in range(400):
-        stream = bytearray(LONG[begin : begin + length])
+        stream = bytearray(payload[:length])
         if trial % 4 == 0:
             stream[:4] = int(random.integers(0, 1 << 32)).to_bytes(4, "little")
         elif trial % 4 == 1:
@@ -185,31 +276,18 @@ def test_hostile_streams_with_sound_payload_checksums() -> None:
             stream[4:] = random.bytes(length - 4)
         else:
             stream[int(random.integers(0, length))] ^= int(random.integers(1, 256))
-        index = segment.index.copy()
-        index["payload"][0] = checksum(bytes(stream))
-        record = begin - index_size - SEGMENT.size
-        front = LONG[record : record + SEGMENT.size - 8]
-        data = (
-            LONG[:record]
-            + front
-            + struct.pack("<Q", checksum(front, index.tobytes()))
-            + index.tobytes()
-            + bytes(stream)
-            + LONG[begin + length :]
-        )
+        changed = index.copy()
+        changed["payload"][0] = int.from_bytes(checksum(stream), "little")
+        first.rest, first.payload = changed.tobytes(), bytes(stream) + payload[length:]
         with pytest.raises(SegmentError, match=r"layer 0, K, heads 0-1: (its bytes are no valid|the decoded values)"):
-            SessionReader(BytesIO(data)).read(0)
+            SessionReader(put_together(header, records)).read(0)
 
 
 def test_token_ids_must_give_the_hashes() -> None:
     """Ids changed by someone who mends the checksum still do not fit the chained hashes."""
-    file = BytesIO()
-    writer = SessionWriter(file, measure(KV, "bf16", ROPE, 0), dtype="bf16", rope=ROPE)
-    writer.add(KV, range(20))
-    writer.finish()
-    data = bytearray(file.getvalue())
-    _, rest = header_of(bytes(data))
-    at = len(data) - len(rest) + SEGMENT.size
-    data[at] ^= 1
-    with pytest.raises(SegmentError, match="segment 0: its token ids do not give its block hashes"):
-        decode(with_segment(bytes(data)))
+    header, records = taken_apart(DATA)
+    records[0].rest = bytes([records[0].rest[0] ^ 1]) + records[0].rest[1:]
+    data = put_together(header, records)
+    for read in (SessionReader, lambda d: list(SessionStream(BytesIO(d)).entries())):
+        with pytest.raises(SegmentError, match="segment 0: its token ids do not give its block hashes"):
+            read(data)

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,16 @@ from test_conversation import GREEDY, SEEDED, ask, assert_consistent, kv
 
 from prolepsis import LLM, SamplingParams
 from prolepsis.coding import profile
+from prolepsis.coding.profile import measure
 from prolepsis.engine.conversation import Conversation
+from prolepsis.engine.identity import rope_spec
 from prolepsis.engine.sequence import Sequence
-from prolepsis.engine.session import load_session, save_session
+from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import CapacityError, InputError, SegmentError
+from prolepsis.store import append_session, open_session
 
+DATA = Path(__file__).parents[1] / "data"
 LONG = "The KV cache of a long text fills several segments. " * 25
 
 
@@ -140,6 +146,164 @@ def test_saving_what_was_restored_gives_the_same_file(llm: LLM, sequence: Sequen
     save_session(second, llm, saved.sequence, saved.messages)
     saved.sequence.release()
     assert first.read_bytes() == second.read_bytes()
+
+
+def written_whole(llm: LLM, sequence: Sequence, path: Path) -> bytes:
+    """What a save to a new file gives."""
+    path.unlink(missing_ok=True)
+    assert save_session(path, llm, sequence).appended is None
+    return path.read_bytes()
+
+
+def assert_restores(llm: LLM, sequence: Sequence, path: Path) -> None:
+    restored = load_session(path, llm).sequence
+    assert restored.tokens == sequence.tokens
+    assert np.array_equal(kv(llm, restored), kv(llm, sequence))
+    restored.release()
+
+
+def grow(llm: LLM, sequence: Sequence, count: int) -> None:
+    sequence.tokens += [7 + i % 500 for i in range(count)]
+    llm.runner.prefill(sequence)
+
+
+def test_only_new_tokens_are_added(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    first, held = written_whole(llm, sequence, path), sequence.num_cached
+    grow(llm, sequence, 100)
+    report = save_session(path, llm, sequence, [{"role": "user", "content": "?"}])
+    assert (report.appended, report.tokens, report.file_bytes) == (100, held + 100, path.stat().st_size)
+    assert path.read_bytes().startswith(first)
+    assert_restores(llm, sequence, path)
+    with open_session(path) as reader:
+        assert reader.saves == [held, held + 100]
+    before = path.stat()
+    assert save_session(path, llm, sequence, [{"role": "user", "content": "?"}]).appended == 0
+    assert path.stat() == before
+    assert save_session(path, llm, sequence, [{"role": "user", "content": "!"}]).appended == 0
+    saved = load_session(path, llm)
+    assert saved.messages == [{"role": "user", "content": "!"}]
+    saved.sequence.release()
+
+
+def test_other_tokens_replace_the_file(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    for change in (
+        lambda: sequence.truncate(sequence.num_cached - 1),  # fewer
+        lambda: sequence.replace([*sequence.tokens[:300], 1, *sequence.tokens[301:]]),  # others in the middle
+        lambda: sequence.replace([1, 2, 3]),
+    ):
+        written_whole(llm, sequence, path)
+        change()
+        llm.runner.prefill(sequence)
+        assert save_session(path, llm, sequence).appended is None
+        assert path.read_bytes() == written_whole(llm, sequence, tmp_path / "other.pkv")
+
+
+@pytest.mark.parametrize("kind", ["foreign", "damaged", "version 1", "no trailer", "another dtype", "in use"])
+def test_what_cannot_be_added_to_is_replaced(
+    tiny: Path, llm: LLM, sequence: Sequence, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "s.pkv"
+    data = written_whole(llm, sequence, path)
+    if kind == "another dtype":
+        other = LLM(tiny, kv_dtype="fp16")
+        held = other.runner.new_sequence(sequence.tokens)
+        other.runner.prefill(held)
+        written_whole(other, held, path)
+    spoiled = {
+        "foreign": b"another file",
+        "damaged": data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+        "version 1": (DATA / "golden_bf16.pkv").read_bytes(),
+        "no trailer": data[:-10],
+    }
+    if kind in spoiled:
+        path.write_bytes(spoiled[kind])
+    grow(llm, sequence, 50)
+    with append_session(path) if kind == "in use" else nullcontext():
+        assert save_session(path, llm, sequence).appended is None
+    assert path.read_bytes() == written_whole(llm, sequence, tmp_path / "other.pkv")
+
+
+def test_a_file_in_too_many_pieces_is_written_whole_again(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    """Twice the segments it needs, and eight; never more, and seldom written whole."""
+    path = tmp_path / "s.pkv"
+    written_whole(llm, sequence, path)
+    whole = 0
+    for turn in range(60):
+        grow(llm, sequence, 1 + turn % 5)
+        whole += save_session(path, llm, sequence).appended is None
+        with open_session(path) as reader:
+            assert len(reader.segments) <= 2 * -(-sequence.num_cached // 256) + 8
+    assert 1 <= whole <= 8
+    assert_restores(llm, sequence, path)
+
+
+def test_a_file_that_outgrew_its_profile_is_written_whole_again(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "s.pkv"
+    sequence = llm.runner.new_sequence(llm.encode(LONG)[:100])
+    llm.runner.prefill(sequence)
+    written_whole(llm, sequence, path)
+    grow(llm, sequence, 100)
+    assert save_session(path, llm, sequence).appended == 100
+    grow(llm, sequence, 1)
+    assert save_session(path, llm, sequence).appended is None
+    assert path.read_bytes() == written_whole(llm, sequence, tmp_path / "other.pkv")
+    sequence.release()
+
+
+def test_a_save_that_was_broken_off(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    """Refused; with `recompute` the save before it; and the next save adds to that one."""
+    path = tmp_path / "s.pkv"
+    first, tokens = written_whole(llm, sequence, path), list(sequence.tokens)
+    grow(llm, sequence, 100)
+    save_session(path, llm, sequence)
+    second = path.read_bytes()
+    path.write_bytes(second[:-1])
+    with pytest.raises(SegmentError, match=rf"tokens 0-{len(tokens) - 1}.*--recompute"):
+        load_session(path, llm)
+    saved = load_session(path, llm, recompute=True)
+    assert (saved.sequence.tokens, saved.refused) == (tokens, None)
+    assert saved.torn is not None
+    saved.sequence.release()
+    assert save_session(path, llm, sequence).appended == 100
+    assert path.read_bytes() == second
+    path.write_bytes(first[: len(first) * 2 // 3])
+    saved = load_session(path, llm, recompute=True)
+    assert (saved.sequence.tokens, saved.messages) == (tokens[:256], [])
+    assert saved.torn is not None
+    assert saved.sequence.num_cached == 256
+    saved.sequence.release()
+    path.write_bytes(first[:2000])
+    with pytest.raises(SegmentError, match="truncated"):
+        load_session(path, llm, recompute=True)
+
+
+def test_a_profile_kept_outside_must_be_given(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    """Even where lost KV may be computed again: nothing is lost."""
+    path = tmp_path / "s.pkv"
+    bits = kv(llm, sequence)
+    profile = replace(measure(bits, "bf16", rope_spec(llm), 0), embedded=False)
+    other = replace(measure(bits[:, :, :300], "bf16", rope_spec(llm), 0), embedded=False)
+    save_session(path, llm, sequence, profile=profile)
+    for given in (None, other):
+        with pytest.raises(SegmentError, match=f"needs the profile {profile.fingerprint}"):
+            load_session(path, llm, recompute=True, profile=given)
+    restored = load_session(path, llm, profile=profile).sequence
+    assert np.array_equal(kv(llm, restored), bits)
+    restored.release()
+    grow(llm, sequence, 10)
+    assert save_session(path, llm, sequence, profile=profile).appended == 10
+    assert save_session(path, llm, sequence, profile=other).appended is None
+    assert save_session(path, llm, sequence).appended is None
+    assert_restores(llm, sequence, path)
+
+
+def test_a_session_can_be_written_to_a_pipe(llm: LLM, sequence: Sequence, tmp_path: Path) -> None:
+    file = BytesIO()
+    report = write_session(file, llm, sequence)
+    assert file.getvalue() == written_whole(llm, sequence, tmp_path / "s.pkv")
+    assert report.file_bytes == len(file.getvalue())
 
 
 def damaged(path: Path, at: float) -> bytes:

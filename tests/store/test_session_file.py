@@ -1,4 +1,4 @@
-"""A session file is saved whole or not at all, whatever happens on the way."""
+"""A session file is replaced whole or not at all, or added to with all it held intact, whatever happens on the way."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ import pytest
 
 from prolepsis.coding import encode
 from prolepsis.errors import InputError, SegmentError
-from prolepsis.store import open_session, replace_file
+from prolepsis.store import append_session, open_session, replace_file
 
 OLD, NEW = b"old" * 1000, b"new" * 2000
 
@@ -196,4 +196,143 @@ def test_sessions_are_opened_by_path(tmp_path: Path) -> None:
         pass
     path.write_bytes(b"GGUF and more")
     with pytest.raises(SegmentError, match=r"chat\.pkv is not a Prolepsis session file"), open_session(path):
+        pass
+
+
+KV = np.random.default_rng(0).normal(size=(1, 2, 60, 1, 16)).astype(np.float16).view(np.uint16)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    """A file of the first 20 tokens of KV."""
+    path = tmp_path / "chat.pkv"
+    path.write_bytes(encode(KV[:, :, :20], dtype="fp16", token_ids=range(20), metadata=b"first"))
+    return path
+
+
+def add(path: Path, count: int = 20, then: Callable[[], None] = lambda: None) -> None:
+    """Append tokens, and do something before the end."""
+    with append_session(path) as (_, writer):
+        first = writer.position
+        writer.add(KV[:, :, first : first + count], range(first, first + count))
+        then()
+        writer.finish(b"more")
+
+
+def assert_holds(path: Path, tokens: int, metadata: bytes) -> None:
+    with open_session(path) as reader:
+        assert np.array_equal(reader.read_all(), KV[:, :, :tokens])
+        assert reader.metadata == metadata
+
+
+def test_a_session_grows_in_place(session: Path) -> None:
+    before, inode = session.read_bytes(), session.stat().st_ino
+    for tokens in (40, 60):
+        add(session)
+        assert_holds(session, tokens, b"more")
+    assert session.read_bytes().startswith(before)
+    assert session.stat().st_ino == inode
+    assert list(session.parent.iterdir()) == [session]
+
+
+def test_as_long_as_nothing_is_added_the_file_stays(session: Path) -> None:
+    session.write_bytes(session.read_bytes() + b"rest")
+    before = session.stat()
+    with append_session(session) as (reader, writer):
+        assert (reader.stop, writer.position) == (20, 20)
+    with pytest.raises(ValueError, match="on the way"), append_session(session):
+        raise ValueError("on the way")
+    assert session.stat() == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+@pytest.mark.parametrize("rest", [b"", b"of a save that was broken off"])
+def test_an_exception_leaves_the_earlier_session(session: Path, error: type[BaseException], rest: bytes) -> None:
+    before = session.read_bytes()
+    session.write_bytes(before + rest)
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(error):
+        add(session, then=fail)
+    assert session.read_bytes() == before
+
+
+KILLED_WHILE_ADDING = """
+import os, sys, time
+import numpy as np
+from prolepsis.store import append_session
+with append_session(sys.argv[1]) as (_, writer):
+    writer.add(np.zeros((1, 2, 20, 1, 16), np.uint16), range(20))
+    print("halfway", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_append_leaves_the_earlier_session(session: Path) -> None:
+    before = session.read_bytes()
+    child = python(KILLED_WHILE_ADDING, str(session))
+    assert child.stdout is not None
+    assert child.stdout.readline() == "halfway\n"
+    with pytest.raises(InputError, match="another process is saving to it"):
+        add(session)
+    child.send_signal(signal.SIGKILL)
+    child.wait(timeout=60)
+    child.stdout.close()
+    assert len(session.read_bytes()) > len(before)
+    assert session.read_bytes().startswith(before)
+    with pytest.raises(SegmentError, match=r"a whole save \(tokens 0-19"), open_session(session):
+        pass
+    with open_session(session, salvage=True) as reader:
+        assert np.array_equal(reader.read_all(), KV[:, :, :20])
+        assert reader.metadata == b"first"
+    add(session)
+    assert_holds(session, 40, b"more")
+
+
+FULL_WHILE_ADDING = """
+import os, resource, signal, sys
+import numpy as np
+from prolepsis.errors import InputError
+from prolepsis.store import append_session
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = os.path.getsize(sys.argv[1]) + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    with append_session(sys.argv[1]) as (_, writer):
+        writer.add(np.random.default_rng(1).integers(0, 1 << 16, (1, 2, 200, 1, 16)).astype(np.uint16), range(200))
+        writer.finish()
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 10, 5000])
+def test_no_room_to_add_leaves_the_earlier_session(session: Path, room: int) -> None:
+    before = session.read_bytes()
+    output, _ = python(FULL_WHILE_ADDING, str(session), str(room)).communicate(timeout=60)
+    assert "chat.pkv cannot be saved: File too large" in output
+    assert session.read_bytes() == before
+
+
+def test_what_is_added_is_on_the_disk_before_the_trailer_is(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda _: sizes.append(session.stat().st_size))
+    add(session)
+    with open_session(session) as reader:
+        trailer = reader.segments[-1].offset + reader.segments[-1].payload_bytes
+    assert sizes == [trailer, session.stat().st_size]
+
+
+def test_sessions_that_cannot_be_added_to(session: Path, tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "other.pkv", "cannot be saved: No such file"),
+        (Path(os.devnull), "is not a regular file"),
+    ):
+        with pytest.raises(InputError, match=message), append_session(path):
+            pass
+    session.write_bytes(b"GGUF and more")
+    with pytest.raises(SegmentError, match=r"chat\.pkv is not a Prolepsis session file"), append_session(session):
         pass

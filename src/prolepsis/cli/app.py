@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import demo, generating, kv, models
+from prolepsis.cli import calibrate, demo, generating, kv, models
 
 app = typer.Typer(
     name="prolepsis",
@@ -21,6 +21,7 @@ app.command("chat")(generating.chat)
 app.command("pull")(models.pull)
 app.command("bench")(models.bench)
 app.command("ppl")(models.ppl)
+app.command("calibrate")(calibrate.calibrate_)
 app.command("warmup")(models.warmup)
 kv_app.command("save")(kv.save)
 kv_app.command("load")(kv.load_)

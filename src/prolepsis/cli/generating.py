@@ -26,6 +26,8 @@ from prolepsis.cli.console import (
     read_text,
     show,
 )
+from prolepsis.cli.kv import ProfileOption, profile_of
+from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.request import Completion
@@ -115,6 +117,14 @@ def generate(
 def chat(
     model: ModelArgument = DEFAULT_MODEL,
     session: Session = None,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            help="Where the session is damaged, compute what is lost again; where its last save was broken off, go "
+            "back to the one before. Else it is refused."
+        ),
+    ] = False,
+    profile: ProfileOption = None,
     system: Annotated[str | None, typer.Option(help="Instructions that come before the conversation.")] = None,
     temperature: Temperature = 0.7,
     top_k: TopK = 0,
@@ -141,7 +151,8 @@ def chat(
     if session is not None:
         require_writable(session)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    conversation = _open_conversation(llm, session, system)
+    coded_with = profile_of(profile, llm)
+    conversation = _open_conversation(llm, session, system, recompute, coded_with)
     turns_before = len(conversation.messages)
     _prepare_to_ask()
     try:
@@ -149,15 +160,20 @@ def chat(
             _answer(conversation, question, params)
     finally:
         if session is not None and len(conversation.messages) > turns_before:
-            save_session(session, llm, conversation.sequence, conversation.messages)
+            save_session(session, llm, conversation.sequence, conversation.messages, profile=coded_with)
             note(f"saved {len(conversation.sequence.tokens)} tokens to {session}")
 
 
-def _open_conversation(llm: LLM, session: Path | None, system: str | None) -> Conversation:
+def _open_conversation(
+    llm: LLM, session: Path | None, system: str | None, recompute: bool, profile: AnyProfile | None
+) -> Conversation:
     beginning = [{"role": "system", "content": system}] if system else []
     if session is None or not session.exists():
         return Conversation(llm, beginning)
-    saved = load_session(session, llm)
+    saved = load_session(session, llm, recompute=recompute, profile=profile)
+    for lost in (saved.refused, saved.torn):
+        if lost is not None:
+            note(f"not restored: {lost}", "yellow")
     if not saved.messages:
         raise InputError(f"{session} holds the KV cache of a text, not a chat; continue it with `prolepsis kv load`")
     if system and saved.messages[:1] != beginning:

@@ -1,5 +1,7 @@
 """`kv save`, `load`, `inspect` and `verify`: coded KV caches as files."""
 
+import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,20 +26,36 @@ from prolepsis.cli.console import (
     read_text,
     show,
 )
-from prolepsis.coding import SessionReader
+from prolepsis.coding import SessionReader, SessionStream
+from prolepsis.coding.container import SegmentEntry
+from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.profiles import load_profile, read_profile
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.engine.session import load_session, save_session
-from prolepsis.errors import ProlepsisError
+from prolepsis.engine.session import cache_dtype, load_session, save_session, write_session
+from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import open_session, require_writable
 
 SessionArgument = Annotated[Path, typer.Argument(help="A session file.")]
+SessionOrPipe = Annotated[Path, typer.Argument(help="A session file; - is standard input.")]
+
+ProfileOption = Annotated[
+    Path | None, typer.Option(help="A profile file (`prolepsis calibrate`) of this model and cache dtype to code with.")
+]
+
+_PIPE = Path("-")
 
 
 def save(
     text: Annotated[Path, typer.Argument(help="A UTF-8 text file; - is standard input.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The session file to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The session file to write; - is standard output. An earlier state is added to."
+        ),
+    ],
+    profile: ProfileOption = None,
     model: ModelOption = DEFAULT_MODEL,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
@@ -47,33 +65,44 @@ def save(
 ) -> None:
     """Compute the KV cache of a text and save it, losslessly coded."""
     content = read_text(text, "TEXT")
-    require_writable(output)
+    if output != _PIPE:
+        require_writable(output)
+    elif sys.stdout.isatty():
+        raise InputError("a session file is no text for a terminal; redirect standard output, or give --output a name")
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    coded_with = profile_of(profile, llm)
     sequence = llm.runner.new_sequence(llm.encode(content))
     start = time.perf_counter()
     with bar("reading the text") as on_progress:
         llm.runner.prefill(sequence, on_progress)
     middle = time.perf_counter()
-    writer = save_session(output, llm, sequence)
+    if output == _PIPE:
+        saved = write_session(sys.stdout.buffer, llm, sequence, profile=coded_with)
+        sys.stdout.flush()
+    else:
+        saved = save_session(output, llm, sequence, profile=coded_with)
     end = time.perf_counter()
-    raw = sequence.num_cached * llm.kv_cache.bytes_per_token
+    raw = saved.tokens * llm.kv_cache.bytes_per_token
     report = {
         "file": str(output),
-        "tokens": sequence.num_cached,
-        "predictor": writer.header.predictor,
+        "tokens": saved.tokens,
+        "appended_tokens": saved.appended,
+        "predictor": saved.predictor,
         "raw_bytes": raw,
-        "coded_bytes": writer.coded_bytes,
-        "ratio": raw / writer.coded_bytes,
+        "coded_bytes": saved.file_bytes,
+        "ratio": raw / saved.file_bytes,
         "prefill_s": middle - start,
         "save_s": end - middle,
     }
     if json_:
-        print_json(report)
-    else:
-        print(
-            f"saved {report['tokens']} tokens to {output}: {raw / 1e6:.2f} MB as {writer.coded_bytes / 1e6:.2f} MB "
-            f"(ratio {report['ratio']:.3f}) in {report['save_s']:.2f} s"
-        )
+        print(json.dumps(report), file=sys.stderr if output == _PIPE else sys.stdout)
+        return
+    added = "" if saved.appended is None else f", {saved.appended} of them added"
+    print(
+        f"saved {saved.tokens} tokens to {output}{added}: {raw / 1e6:.2f} MB as {saved.file_bytes / 1e6:.2f} MB "
+        f"(ratio {report['ratio']:.3f}) in {report['save_s']:.2f} s",
+        file=sys.stderr if output == _PIPE else sys.stdout,
+    )
 
 
 def load_(
@@ -85,9 +114,11 @@ def load_(
     recompute: Annotated[
         bool,
         typer.Option(
-            help="Where a segment is damaged, compute its tokens and all later ones again; else the file is refused."
+            help="Where a segment is damaged, compute its tokens and all later ones again; where the last save was "
+            "broken off, go back to the one before. Else the file is refused."
         ),
     ] = False,
+    profile: ProfileOption = None,
     model: ModelOption = DEFAULT_MODEL,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
@@ -98,12 +129,14 @@ def load_(
     """Restore a session and continue it."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    coded_with = profile_of(profile, llm)
     start = time.perf_counter()
-    saved = load_session(session, llm, recompute=recompute)
+    saved = load_session(session, llm, recompute=recompute, profile=coded_with)
     restore_s = time.perf_counter() - start
     sequence, restored = saved.sequence, saved.sequence.num_cached
-    if saved.refused is not None:
-        note(f"refused, to be computed again: {saved.refused}", "yellow")
+    for lost in (saved.refused, saved.torn):
+        if lost is not None:
+            note(f"not restored: {lost}", "yellow")
     note(f"restored {restored} of {len(sequence.tokens)} tokens in {restore_s:.3f} s")
     if prompt:
         sequence.tokens.extend(llm.tokenizer.encode(prompt, add_bos=False))
@@ -119,6 +152,7 @@ def load_(
                 "restored_tokens": restored,
                 "restore_s": restore_s,
                 "refused": saved.refused,
+                "torn": saved.torn,
                 "cached_tokens": done.cached_tokens,
                 "prompt_tokens": done.prompt_tokens,
                 "token_ids": done.token_ids,
@@ -131,10 +165,15 @@ def load_(
         print()
 
 
-def inspect(session: SessionArgument, json_: JsonOption = False) -> None:
+def inspect(session: SessionOrPipe, json_: JsonOption = False) -> None:
     """What a session file holds, from its header and index alone."""
-    with open_session(session) as reader:
-        report = _describe(reader, session)
+    if session == _PIPE:
+        stream = SessionStream(sys.stdin.buffer, "standard input")
+        segments = list(stream.entries())
+        report = _describe(stream, segments, stream.bytes_read)
+    else:
+        with open_session(session) as reader:
+            report = _describe(reader, reader.segments, session.stat().st_size)
     if json_:
         print_json(report)
         return
@@ -154,9 +193,13 @@ def inspect(session: SessionArgument, json_: JsonOption = False) -> None:
 
 
 def verify(
-    session: SessionArgument,
+    session: SessionOrPipe,
     against: Annotated[
         str | None, typer.Option(help="Also compute the tokens again with this model and compare every bit.")
+    ] = None,
+    profile: ProfileOption = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model that the profile belongs to, where it looks at tokens.")
     ] = None,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
@@ -164,21 +207,23 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Decode a whole session and check every value against its checksum."""
-    with open_session(session) as reader:
-        dtype = reader.header.dtype
-        with bar("decoding") as on_progress:
-            for index in range(len(reader.segments)):
-                reader.read(index)
-                on_progress(index + 1, len(reader.segments))
-        report: dict[str, Any] = {
-            "file": str(session),
-            "tokens": reader.stop - reader.start,
-            "segments": len(reader.segments),
-            "sound": True,
-        }
+    if session == _PIPE and against is not None:
+        raise InputError("--against needs a file: standard input can be read only once")
+    coded_with = _profile_for_verifying(profile, against or model, threads)
+    report: dict[str, Any] = {"file": str(session)}
+    if session == _PIPE:
+        entries = [entry for entry, _ in SessionStream(sys.stdin.buffer, "standard input", profile=coded_with)]
+        report |= _sound(entries)
+    else:
+        with open_session(session, profile=coded_with) as reader:
+            dtype = reader.header.dtype
+            with bar("decoding") as on_progress:
+                for done, _ in enumerate(reader.decoded(), 1):
+                    on_progress(done, len(reader.segments))
+            report |= _sound(reader.segments)
     if against is not None:
         llm = load(against, max_context=max_context, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
-        report["equal_to_recomputed"] = _equals_recomputed(session, llm)
+        report["equal_to_recomputed"] = _equals_recomputed(session, llm, coded_with)
     if json_:
         print_json(report)
     else:
@@ -189,8 +234,28 @@ def verify(
         raise ProlepsisError(f"{session}: computing the tokens again gives other values")
 
 
-def _equals_recomputed(session: Path, llm: LLM) -> bool:
-    sequence, cache = load_session(session, llm).sequence, llm.kv_cache
+def _sound(segments: list[SegmentEntry]) -> dict[str, Any]:
+    return {"tokens": sum(s.count for s in segments), "segments": len(segments), "sound": True}
+
+
+def profile_of(path: Path | None, llm: LLM) -> AnyProfile | None:
+    """The profile at `path`, for what the cache of `llm` holds. InputError where it is for another model or dtype."""
+    return None if path is None else load_profile(path, llm, cache_dtype(llm))
+
+
+def _profile_for_verifying(path: Path | None, model: str | None, threads: int | None) -> AnyProfile | None:
+    if path is None:
+        return None
+    calibrated = read_profile(path)
+    if model is None:
+        if isinstance(calibrated.profile, LinearProfile) and calibrated.profile.vocabulary:
+            raise InputError(f"{path} looks at tokens, so it needs the model that it belongs to: pass it with --model")
+        return calibrated.profile
+    return load_profile(path, load(model, threads=threads), calibrated.geometry.dtype)
+
+
+def _equals_recomputed(session: Path, llm: LLM, profile: AnyProfile | None) -> bool:
+    sequence, cache = load_session(session, llm, profile=profile).sequence, llm.kv_cache
     saved = cache.read(sequence.table, 0, sequence.num_cached)
     again = llm.runner.new_sequence(sequence.tokens[: sequence.num_cached])
     sequence.release()  # the cache need not have room for both
@@ -199,28 +264,30 @@ def _equals_recomputed(session: Path, llm: LLM) -> bool:
     return bool(np.array_equal(saved, cache.read(again.table, 0, again.num_cached)))
 
 
-def _describe(reader: SessionReader, session: Path) -> dict[str, Any]:
-    header = reader.header
-    lengths = sum(
-        (s.index["length"].astype(np.int64) for s in reader.segments), start=np.zeros(header.streams, np.int64)
-    )
+def _describe(session: SessionReader | SessionStream, segments: list[SegmentEntry], file_bytes: int) -> dict[str, Any]:
+    header = session.header
+    lengths = sum((s.index["length"].astype(np.int64) for s in segments), start=np.zeros(header.streams, np.int64))
     by_layer = lengths.reshape(header.layers, 2, -1).sum(axis=2)
-    size = session.stat().st_size
+    tokens = sum(s.count for s in segments)
+    raw = header.raw_bits * tokens // 8
     return {
         "model": header.model.get("name", ""),
         "model_file": header.model.get("file", ""),
         "numerics": header.numerics,
+        "format_version": session.version,
         "predictor": header.predictor,
         "profile": header.profile_fingerprint,
+        "profile_in_file": header.profile is not None,
         "dtype": header.dtype,
         "layers": header.layers,
         "kv_heads": header.kv_heads,
         "head_dim": header.head_dim,
         "block_size": header.block_size,
-        "tokens": reader.stop - reader.start,
-        "segments": len(reader.segments),
-        "raw_bytes": reader.raw_bytes,
-        "file_bytes": size,
-        "ratio": reader.raw_bytes / size,
+        "tokens": tokens,
+        "segments": len(segments),
+        "saves": len(session.saves),
+        "raw_bytes": raw,
+        "file_bytes": file_bytes,
+        "ratio": raw / file_bytes,
         "coded_bytes_by_layer": [{"k": int(k), "v": int(v)} for k, v in by_layer],
     }

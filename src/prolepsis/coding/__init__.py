@@ -3,6 +3,7 @@
 from prolepsis.coding.codec import decode, encode
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.stream_reader import SessionStream
 from prolepsis.coding.writer import SessionWriter
 
-__all__ = ["RopeSpec", "SessionReader", "SessionWriter", "decode", "encode"]
+__all__ = ["RopeSpec", "SessionReader", "SessionStream", "SessionWriter", "decode", "encode"]

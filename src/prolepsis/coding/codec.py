@@ -12,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from prolepsis.coding.container import TokenStorage
-from prolepsis.coding.floats import as_bits
+from prolepsis.coding.cache_dtypes import KV, as_stored
+from prolepsis.coding.header import TokenStorage
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.writer import SessionWriter
-from prolepsis.errors import InputError
 
 
 def encode(
@@ -37,31 +33,30 @@ def encode(
 ) -> bytes:
     """Code a KV cache, losslessly, as the bytes of a session file.
 
-    kv: [layers, 2 (K, V), tokens, kv_heads, head_dim]; uint16 bit patterns with `dtype` "bf16" or "fp16", NumPy
-    float16, or a torch bfloat16 / float16 tensor. rope: how K was turned; without it K is coded as V is, at a lower
-    ratio. start: position of the first token. The rest is kept for the reader.
+    kv: [layers, 2 (K, V), tokens, kv_heads, head_dim], in any form that `cache_dtypes.as_stored` takes: float16,
+    bfloat16 and fp8 arrays or tensors, bit patterns with their `dtype` said ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
+    QuantisedKV. rope: how K was turned; without it K is coded as V is, at a lower ratio. start: position of the first
+    token. The rest is kept for the reader.
 
     Raises:
         InputError: a shape, dtype or parameter that cannot be coded.
     """
-    bits, name = as_bits(kv, dtype)
-    if bits.ndim != 5 or bits.shape[1] != 2 or 0 in bits.shape[:2] + bits.shape[3:]:
-        raise InputError(f"KV of shape {bits.shape}, expected (layers, 2, tokens, kv_heads, head_dim)")
+    stored, name = as_stored(kv, dtype)
     file = BytesIO()
     tokens: TokenStorage = "none" if token_ids is None else "ids"
     writer = SessionWriter(
-        file, measure(bits, name, rope, start), dtype=name, rope=rope, start=start, model=model, numerics=numerics,
+        file, measure(stored, name, rope, start), dtype=name, rope=rope, start=start, model=model, numerics=numerics,
         block_size=1 if start % 16 else 16, tokens=tokens,
     )  # fmt: skip
-    writer.add(bits, token_ids)
+    writer.add(stored, token_ids)
     writer.finish(metadata)
     return file.getvalue()
 
 
-def decode(data: bytes | bytearray | memoryview) -> NDArray[np.uint16]:
-    """The KV that `encode` was given, as uint16 bit patterns, every value checked.
+def decode(data: bytes | bytearray | memoryview) -> KV:
+    """The KV that `encode` was given, every value checked: bit patterns as uint16, or uint8 of fp8; or QuantisedKV.
 
     Raises:
         SegmentError: the data are truncated, damaged, foreign or of a newer version.
     """
-    return SessionReader(BytesIO(data), "the coded data").read_all()
+    return SessionReader(data, "the coded data").read_all()

@@ -1,23 +1,28 @@
 """Profiles: the statistics of a KV cache that its coding relies on, measured on the cache itself and kept with it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from math import prod
+from typing import Literal
 
 import numpy as np
 import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from prolepsis.coding import streams, tables
-from prolepsis.coding.floats import DType, to_float
+from prolepsis.coding import kv_array, tables
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV, quantise, to_float
 from prolepsis.coding.predictors import Segment
-from prolepsis.coding.predictors.static import StaticPredictor, StaticStatistics
+from prolepsis.coding.predictors.static import MARGINAL, STATIC, StaticPredictor, StaticStatistics
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.tables import TokenTables
-from prolepsis.kernels.kv_tokens import CONSTANT
+from prolepsis.kernels.kv_contexts import CONSTANT
 
 GRID = 256  # tokens of a segment, at absolute positions that are multiples of it
+PREDICTORS = (STATIC, MARGINAL)
 
 _SAMPLED_SEGMENTS = 16  # for means and scales; a quarter of them for the token tables
 _FEW_TOKENS = 24  # below it, statistics of single channels cost more than they save
@@ -26,14 +31,7 @@ _LARGEST_SCALE = 2039  # of a finite float32
 _LARGEST_MEAN = (100 + 127) << 7  # bf16 bits of 2**100: turned and added, it stays finite
 _PER_CHANNEL, _OWN_TABLES = 1, 2
 
-
-class Geometry(NamedTuple):
-    """Shape and dtype of one token's KV."""
-
-    dtype: DType
-    layers: int
-    kv_heads: int
-    head_dim: int
+Parts = Callable[[], Iterable[tuple[Segment, KV]]]
 
 
 @dataclass(frozen=True)
@@ -41,76 +39,112 @@ class Profile:
     """Means (bf16 bits) and scale codes of every channel, uint16 [layers, 2, kv_heads, head_dim], and token tables.
 
     `means` is None where all are zero and the heads' scales hold for all their channels; `frequencies` is None for
-    the universal tables.
+    the universal tables. `steps`: the same of an integer dtype's steps, one channel a head. `embedded`: whether the
+    files coded with it hold it. `packed`: the bytes it was read from.
     """
 
     means: NDArray[np.uint16] | None
     scales: NDArray[np.uint16]
     frequencies: NDArray[np.uint16] | None
+    steps: "Profile | None" = None
+    predictor_name: str = STATIC
+    embedded: bool = True
+    packed: bytes | None = field(default=None, compare=False, repr=False)
 
     def predictor(self, rope: RopeSpec | None) -> StaticPredictor:
         """The predictor with these statistics."""
         means = np.zeros_like(self.scales) if self.means is None else self.means
-        return StaticPredictor(to_float(means, "bf16"), self.scales.astype(np.int32), rope)
+        turned = None if self.predictor_name == MARGINAL else rope
+        return StaticPredictor(to_float(means, "bf16"), self.scales.astype(np.int32), turned, self.predictor_name)
 
     def tables(self, dtype: DType) -> TokenTables:
         """The token tables, ready to code with."""
-        return TokenTables(dtype, tables.universal() if self.frequencies is None else self.frequencies)
+        return TokenTables(dtype, tables.universal(dtype) if self.frequencies is None else self.frequencies)
+
+    @property
+    def fingerprint(self) -> str:
+        """What files call it by."""
+        return fingerprint(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """A flag byte, then the arrays as byte planes, high bytes first, in one Zstandard frame."""
+        if self.packed is not None:  # another release of Zstandard might pack it differently
+            return self.packed
         flags = (_PER_CHANNEL if self.means is not None else 0) | (_OWN_TABLES if self.frequencies is not None else 0)
-        scales = self.scales if self.means is not None else self.scales[..., 0]
-        arrays = [a for a in (self.means, scales, self.frequencies) if a is not None]
+        arrays = self._arrays() + ([] if self.frequencies is None else [self.frequencies])
         planes = b"".join(np.ascontiguousarray(a.reshape(-1, 1).view(np.uint8).T[::-1]).tobytes() for a in arrays)
         return bytes([flags]) + zstandard.ZstdCompressor(level=19).compress(planes)
 
+    def _arrays(self) -> list[NDArray[np.uint16]]:
+        own = [self.scales[..., 0]] if self.means is None else [self.means, self.scales]
+        return own if self.steps is None else own + self.steps._arrays()
+
     @classmethod
-    def from_bytes(cls, data: bytes, geometry: Geometry) -> "Profile":
+    def from_bytes(cls, data: bytes, geometry: Geometry, predictor_name: str = STATIC) -> "Profile":
         """The inverse of `to_bytes`.
 
         Raises:
-            ValueError: the bytes are no profile of this geometry, or hold numbers no profile has.
+            ValueError: the bytes are no profile of this predictor and geometry, or hold numbers no profile has.
         """
         if not data or data[0] > (_PER_CHANNEL | _OWN_TABLES):
             raise ValueError("unknown kind of profile")
-        shape = (geometry.layers, 2, geometry.kv_heads, geometry.head_dim)
         per_channel, own_tables = bool(data[0] & _PER_CHANNEL), bool(data[0] & _OWN_TABLES)
-        shapes = ([shape, shape] if per_channel else [shape[:3]]) + [tables.SHAPE] * own_tables
-        size = sum(2 * int(np.prod(s)) for s in shapes)
-        try:
-            planes = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(data[1:], max_output_size=size)
-        except zstandard.ZstdError as error:
-            raise ValueError(f"profile cannot be decompressed: {error}") from error
-        if len(planes) != size:
-            raise ValueError(f"profile of {len(planes)} bytes where {size} were expected")
-        arrays, at = [], 0
-        for s in shapes:
-            count = int(np.prod(s))
-            part = np.frombuffer(planes, np.uint8, 2 * count, at).reshape(2, count)
-            arrays.append((part[0].astype(np.uint16) << 8 | part[1]).reshape(s))
-            at += 2 * count
+        if per_channel and predictor_name == MARGINAL:
+            raise ValueError(f"profile with statistics of single channels, which {MARGINAL} does not have")
+        geometries = [g for g in (geometry, geometry.steps) if g is not None]
+        shapes = [shape for g in geometries for shape in _shapes(g, per_channel)]
+        arrays = _unpack(data[1:], shapes + [tables.SHAPE] * own_tables)
         frequencies = arrays.pop() if own_tables else None
-        means = arrays[0] if per_channel else None
-        scales = arrays[-1] if per_channel else np.repeat(arrays[-1][..., None], geometry.head_dim, axis=-1)
-        _check(means, scales, frequencies)
-        return cls(means, scales, frequencies)
-
-
-def _check(
-    means: NDArray[np.uint16] | None, scales: NDArray[np.uint16], frequencies: NDArray[np.uint16] | None
-) -> None:
-    if means is not None and (means & 0x7FFF).max() > _LARGEST_MEAN:
-        raise ValueError("profile with a mean that is not a moderate number")
-    if scales.max() > _LARGEST_SCALE:
-        raise ValueError("profile with a scale that is not finite")
-    if frequencies is not None and not tables.is_valid(frequencies):
-        raise ValueError("profile with token frequencies that do not sum to 4096")
+        if frequencies is not None and not tables.is_valid(frequencies):
+            raise ValueError("profile with token frequencies that do not sum to 4096")
+        size = len(arrays) // len(geometries)
+        parts = [cls(*_checked(arrays[i * size : (i + 1) * size], g), None) for i, g in enumerate(geometries)]
+        steps = parts[1] if len(parts) > 1 else None
+        return replace(parts[0], frequencies=frequencies, steps=steps, predictor_name=predictor_name, packed=data)
 
 
 def fingerprint(data: bytes) -> str:
     """Name of a profile: xxh3-128 of its bytes, in hex."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def _shapes(geometry: Geometry, per_channel: bool) -> list[tuple[int, ...]]:
+    """Of means and scales, or of the heads' scales alone."""
+    heads = (geometry.layers, 2, geometry.kv_heads)
+    return [(*heads, geometry.head_dim)] * 2 if per_channel else [heads]
+
+
+def _unpack(frame: bytes, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.uint16]]:
+    """Arrays of these shapes from their byte planes. Raises ValueError where there are more bytes, or fewer."""
+    counts = [prod(shape) for shape in shapes]
+    size = 2 * sum(counts)
+    try:
+        planes = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(frame, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"profile cannot be decompressed: {error}") from error
+    if len(planes) != size:
+        raise ValueError(f"profile of {len(planes)} bytes where {size} were expected")
+    arrays: list[NDArray[np.uint16]] = []
+    at = 0
+    for shape, count in zip(shapes, counts, strict=True):
+        high, low = np.frombuffer(planes, np.uint8, 2 * count, at).reshape(2, count)
+        arrays.append((high.astype(np.uint16) << 8 | low).astype(np.uint16).reshape(shape))
+        at += 2 * count
+    return arrays
+
+
+def _checked(
+    arrays: list[NDArray[np.uint16]], geometry: Geometry
+) -> tuple[NDArray[np.uint16] | None, NDArray[np.uint16]]:
+    """Means and scales of every channel, from arrays of `_shapes`."""
+    *means, scales = arrays
+    if means and (means[0] & 0x7FFF).max() > _LARGEST_MEAN:
+        raise ValueError("profile with a mean that is not a moderate number")
+    if scales.max() > _LARGEST_SCALE:
+        raise ValueError("profile with a scale that is not finite")
+    if means:
+        return means[0], scales
+    return None, np.repeat(scales[..., None], geometry.head_dim, axis=-1)
 
 
 def grid_spans(start: int, count: int) -> Iterator[Segment]:
@@ -122,42 +156,66 @@ def grid_spans(start: int, count: int) -> Iterator[Segment]:
         start = end
 
 
-def measure(kv: NDArray[np.uint16], dtype: DType, rope: RopeSpec | None, start: int) -> Profile:
-    """The profile that codes `kv` (uint16 [layers, 2, tokens, kv_heads, head_dim], from position `start`) well.
-
-    Looks at up to 16 segments, spread evenly. A cache of a few tokens gets one scale for each head and the universal
-    tables.
-    """
-    layers, _, count, heads, dim = kv.shape
-    spans = list(grid_spans(start, count))
+def measure(
+    kv: KV, dtype: DType, rope: RopeSpec | None, start: int, predictor: Literal["static", "marginal"] = "static"
+) -> Profile:
+    """The profile that codes `kv`, from position `start`, well. Looks at up to 16 segments, spread evenly."""
+    tokens = kv_array.token_count(kv)
+    spans = list(grid_spans(start, tokens))
     sample = spans[:: max(1, -(-len(spans) // _SAMPLED_SEGMENTS))]
 
-    def parts(every: int = 1) -> Iterator[tuple[Segment, NDArray[np.uint16]]]:
-        for span in sample[::every]:
-            yield span, kv[:, :, span.start - start : span.start - start + span.count].copy()
+    def parts() -> Iterator[tuple[Segment, KV]]:
+        for span in sample:
+            yield span, kv_array.part(kv, span.start - start, span.start - start + span.count)
 
-    statistics = StaticStatistics(layers, heads, dim, dtype, rope)
-    means = None
-    if count >= _FEW_TOKENS:
-        for span, part in parts():
-            statistics.add(span, part)
-        means = _bf16(statistics.means)
-    known_means = to_float(np.zeros(kv.shape[:2] + kv.shape[3:], np.uint16) if means is None else means, "bf16")
-    for span, part in parts():
-        statistics.add_errors(span, part, known_means)
-    deviations = statistics.deviations
-    if means is None:
-        deviations = np.broadcast_to(np.sqrt((deviations**2).mean(axis=-1, keepdims=True)), deviations.shape)
-    profile = Profile(means, scale_codes(deviations), None)
-    if kv.size < _FEW_VALUES:
+    return measure_parts(parts, Geometry.of(kv, dtype), rope, predictor, tokens=tokens)
+
+
+def measure_parts(
+    parts: Parts,
+    geometry: Geometry,
+    rope: RopeSpec | None,
+    predictor: Literal["static", "marginal"] = "static",
+    *,
+    tokens: int | None = None,
+) -> Profile:
+    """The profile that codes KV like that of `parts` well, measured in the memory that one part takes.
+
+    `parts` is called up to three times, and gives the same segments and KV each time. tokens: how many will be coded
+    with the profile; None for many. A few get one scale for each head and the universal tables.
+    """
+    per_channel = predictor == "static" and (tokens is None or tokens >= _FEW_TOKENS)
+    measured = [StaticStatistics(geometry, rope if predictor == "static" else None)]
+    if geometry.steps is not None:
+        measured.append(StaticStatistics(geometry.steps, None))
+    means: list[NDArray[np.uint16] | None] = [None] * len(measured)
+    if per_channel:
+        _feed(parts, [one.add for one in measured])
+        means = [_bf16(one.means) for one in measured]
+    _feed(parts, [partial(one.add_errors, means=m) for one, m in zip(measured, means, strict=True)])
+    fitted = [Profile(m, _scales(one, m is not None), None) for one, m in zip(measured, means, strict=True)]
+    steps = fitted[1] if len(fitted) > 1 else None
+    profile = replace(fitted[0], steps=steps, predictor_name={"static": STATIC, "marginal": MARGINAL}[predictor])
+    if tokens is not None and tokens * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim < _FEW_VALUES:
         return profile
-    predictor, token_tables = profile.predictor(rope), profile.tables(dtype)
-    group = streams.heads_per_stream(heads, dim)
-    counts = sum(
-        streams.count_layers(part, predictor.begin(span).predict(range(layers), None), token_tables, group)
-        for span, part in parts(4)
-    )
-    return Profile(means, profile.scales, tables.fit(np.asarray(counts)))
+    coder = SegmentCoder(geometry, profile, rope)
+    counts = sum(coder.count(segment, kv) for segment, kv in islice(parts(), 0, None, 4))
+    return replace(profile, frequencies=tables.fit(np.asarray(counts), geometry.dtype))
+
+
+def _feed(parts: Parts, takers: Sequence[Callable[[Segment, KV], None]]) -> None:
+    """The values of each part to the first taker, the steps to the second."""
+    for segment, kv in parts():
+        arrays = (kv, kv.steps[..., None]) if isinstance(kv, QuantisedKV) else (kv,)
+        for take, array in zip(takers, arrays, strict=True):
+            take(segment, array)
+
+
+def _scales(measured: StaticStatistics, per_channel: bool) -> NDArray[np.uint16]:
+    deviations = measured.deviations
+    if not per_channel:
+        deviations = np.broadcast_to(np.sqrt((deviations**2).mean(axis=-1, keepdims=True)), deviations.shape)
+    return scale_codes(deviations)
 
 
 def scale_codes(deviations: NDArray[np.float64]) -> NDArray[np.uint16]:
@@ -169,5 +227,6 @@ def scale_codes(deviations: NDArray[np.float64]) -> NDArray[np.uint16]:
 
 def _bf16(values: NDArray[np.float64]) -> NDArray[np.uint16]:
     """Bits of the nearest bf16; what is larger than any sensible mean becomes 2**99."""
-    bits = np.clip(values, -(2.0**99), 2.0**99).astype(np.float32).view(np.uint32).astype(np.int64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    bits = quantise(np.clip(values, -(2.0**99), 2.0**99).astype(np.float32), "bf16")
+    assert not isinstance(bits, QuantisedKV)
+    return bits.astype(np.uint16)

@@ -1,65 +1,94 @@
 """Reading session files."""
 
-from collections.abc import Mapping
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding import container
-from prolepsis.coding.container import SegmentEntry
-from prolepsis.coding.hashes import BlockHashes
-from prolepsis.coding.predictors import Segment
-from prolepsis.coding.predictors.static import StaticPredictor
-from prolepsis.coding.profile import Profile, fingerprint
+from prolepsis.coding import kv_array
+from prolepsis.coding.cache_dtypes import KV
+from prolepsis.coding.checked_decoder import CheckedDecoder
+from prolepsis.coding.container import SegmentEntry, Trailer, read_records
+from prolepsis.coding.header import Front, read_front
+from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.segment_coder import SegmentCoder
-from prolepsis.errors import InputError, SegmentError
-from prolepsis.kernels.rans import READ_AHEAD
+from prolepsis.coding.side_by_side import in_order, segments_at_once
+from prolepsis.coding.source import random_source
+from prolepsis.errors import SegmentError
 
 
 class SessionReader:
     """A session file, opened: its header and index are read and checked, segments when asked for.
 
-    `header`, `segments` (SegmentEntry each), `metadata`, `start` and `stop` (positions) are what it holds.
+    `header`, `version`, `segments` (SegmentEntry each), `metadata`, `start` and `stop` (positions) are what it holds.
+    `saves`: the position behind the last token of each save. `end`: the byte behind the last of these records.
+    `torn`: why what lies behind `end` was left out, in a file that was salvaged; else None. `file`: what was opened.
     """
 
-    def __init__(self, file: BinaryIO, name: str = "") -> None:
-        """Read everything but the payloads from a seekable binary file. `name` is how errors call it.
+    def __init__(
+        self, file: BinaryIO | Any, name: str = "", *, profile: AnyProfile | None = None, salvage: bool = False
+    ) -> None:
+        """Read everything but the payloads.
+
+        file: a seekable binary file, or a buffer (bytes, memoryview, mmap ...), which is decoded from without copying
+        and must stay as it is: whoever maps a file that another process cuts short risks SIGBUS. name: how errors
+        call it. profile: for a file whose profile is kept outside; without it, only decoding fails. salvage: where the
+        last save was broken off, take the saves before it; where there is none, all whole segments.
 
         Raises:
-            SegmentError: what is wrong, and where.
+            SegmentError: what is wrong, and where, and what is whole nevertheless.
         """
-        self._file = file
-        self.name = name or str(getattr(file, "name", "the session data"))
-        self.header = container.read_header(file, self.name)
-        self._profile = self._read_profile()
-        self._coder = SegmentCoder(self.header.geometry, self._profile, self.header.rope)
-        self.segments, self.metadata = container.read_records(file, self.name, self.header)
+        self.file = file
+        self._source = random_source(file, name)
+        self.name = self._source.name
+        front = read_front(self._source)
+        self.header, self.version = front.header, front.version
+        self._decoder = CheckedDecoder(self.header, self.name, profile)
+        self.metadata = b""
+        self.saves: list[int] = []
+        self.end, self.link = self._source.position, front.link
+        self.segments, self.torn = self._read_records(front)
         self.start = self.header.start
-        self.stop = self.start + sum(s.count for s in self.segments)
-        self._check_hashes()
+        self.stop = self.segments[-1].stop if self.segments else self.start
+        if self.torn is not None and not salvage:
+            raise SegmentError(self.torn + self._what_is_whole())
 
-    def _read_profile(self) -> Profile:
-        header = self.header
-        if header.predictor != StaticPredictor.name:
-            raise SegmentError(
-                f"{self.name} was coded with the predictor {header.predictor!r}, which this Prolepsis does not have; "
-                f"it has {StaticPredictor.name!r}"
-            )
-        if fingerprint(header.profile) != header.profile_fingerprint:
-            raise SegmentError(f"{self.name}: the header is not valid: the profile has another fingerprint")
+    def _read_records(self, front: Front) -> tuple[list[SegmentEntry], str | None]:
+        """(the segments that are whole, what is wrong behind them)."""
+        segments: list[SegmentEntry] = []
+        saved = 0
         try:
-            return Profile.from_bytes(header.profile, header.geometry)
-        except ValueError as error:
-            raise SegmentError(f"{self.name}: the header is not valid: {error}") from error
+            for record in read_records(self._source, front):
+                if isinstance(record, Trailer):
+                    saved, self.metadata, self.end, self.link = (
+                        len(segments),
+                        record.metadata,
+                        record.offset,
+                        record.link,
+                    )
+                    self.saves.append(record.stop)
+                else:
+                    self._pass_over(len(segments), record)
+                    segments.append(record)
+        except SegmentError as error:
+            if self.saves or not segments:
+                return segments[:saved], str(error)
+            self.end, self.link = segments[-1].offset + segments[-1].payload_bytes, segments[-1].link
+            return segments, str(error)
+        return segments, None
 
-    def _check_hashes(self) -> None:
-        if self.header.tokens != "ids":
-            return
-        hashes = BlockHashes(self.header.block_size)
-        for i, segment in enumerate(self.segments):
-            if not np.array_equal(hashes.add(segment.ids), segment.hashes):
-                raise SegmentError(f"{self.name}: segment {i}: its token ids do not give its block hashes")
+    def _pass_over(self, number: int, entry: SegmentEntry) -> None:
+        self._decoder.check_hashes(number, entry)
+        if not self._source.skip(entry.payload_bytes):
+            self._decoder.check_payload(number, entry, None)
+
+    def _what_is_whole(self) -> str:
+        if not self.segments:
+            return ""
+        tokens = f"tokens {self.start}-{self.stop - 1}, up to byte {self.end}"
+        where = "it lies behind the trailer of a whole save" if self.saves else "the segments before it are whole"
+        return f"; {where} ({tokens}): --recompute (in Python: salvage=True) goes on from there"
 
     @property
     def ids(self) -> NDArray[np.uint32] | None:
@@ -69,15 +98,19 @@ class SessionReader:
         return np.concatenate([np.empty(0, np.uint32), *(s.ids for s in self.segments)])
 
     @property
+    def coder(self) -> SegmentCoder:
+        """What codes its segments. Raises SegmentError where the profile is kept outside and was not given."""
+        return self._decoder.coder
+
+    @property
     def raw_bytes(self) -> int:
         """Size of the KV when it is not coded."""
-        header = self.header
-        return 2 * header.layers * 2 * header.kv_heads * header.head_dim * (self.stop - self.start)
+        return self.header.raw_bits * (self.stop - self.start) // 8
 
     @property
     def coded_bytes(self) -> int:
         """Size of the coded streams, without header, index, token ids and metadata."""
-        return sum(int(s.index["length"].astype(np.int64).sum()) for s in self.segments)
+        return sum(s.payload_bytes for s in self.segments)
 
     def require(self, *, model: Mapping[str, str] | None = None, **fields: object) -> None:
         """Check that the file belongs to this model and arithmetic.
@@ -98,74 +131,64 @@ class SessionReader:
             if there != here:
                 raise SegmentError(f"{self.name} does not fit: {field} is {there!r} in the file, {here!r} here")
 
-    def read(self, segment: int, out: NDArray[np.uint16] | None = None) -> NDArray[np.uint16]:
+    def read(self, segment: int, out: KV | None = None) -> KV:
         """Values of one segment: uint16 [layers, 2, tokens, kv_heads, head_dim], into `out` if given.
 
         Nothing is written to `out` before every value of the segment has been checked.
 
         Raises:
-            SegmentError: names the segment, and the stream where the fault lies in one.
+            SegmentError: names the segment, and the stream where the fault lies in one; or the profile is missing.
             InputError: `out` has another shape or type.
         """
-        entry, header = self.segments[segment], self.header
-        shape = (header.layers, 2, entry.count, header.kv_heads, header.head_dim)
-        if out is not None and (out.shape != shape or out.dtype != np.uint16):
-            raise InputError(f"out is {out.dtype} {out.shape}, segment {segment} needs uint16 {shape}")
-        data, ends = self._payload(segment)
-        ids = entry.ids if header.tokens == "ids" else None
-
-        def check(stream: int, part: NDArray[np.uint16], sound: bool) -> None:
-            self._check_values(segment, stream, part, sound)
-
-        values = self._coder.decode(Segment(entry.start, entry.count, ids), data, ends, check)
+        entry = self.segments[segment]
+        if out is not None:
+            kv_array.require_fit(out, self.header.geometry, entry.count)
+        values = self._decoder.decode(segment, entry, self._source.payload_at(entry.offset, entry.payload_bytes))
         if out is None:
             return values
-        out[...] = values
+        kv_array.put(out, 0, values)
         return out
 
-    def read_all(self, stop: int | None = None) -> NDArray[np.uint16]:
-        """Values from `start` up to position `stop` (all by default), in the shape of `read`.
+    def decoded(self, start: int | None = None, stop: int | None = None) -> Iterator[tuple[SegmentEntry, KV]]:
+        """The segments that hold positions from `start` up to `stop` (all by default), each with its values, in order.
 
-        Reads only the segments it needs. Raises as `read` does.
+        Several are decoded side by side, but never more than there are threads, or than 256 MiB of values. Raises as
+        `read` does, when the turn of the segment has come.
         """
-        header, stop = self.header, self.stop if stop is None else min(stop, self.stop)
-        count = max(0, stop - self.start)
-        parts = [self.read(i) for i, segment in enumerate(self.segments) if segment.start < stop]
-        nothing = np.empty((header.layers, 2, 0, header.kv_heads, header.head_dim), np.uint16)
-        return np.concatenate([nothing, *parts], axis=2)[:, :, :count]
+        first, last = self._range(start, stop)
+        wanted = [i for i, segment in enumerate(self.segments) if max(first, segment.start) < min(last, segment.stop)]
+        if wanted:
+            _ = self.coder  # before threads ask for it
+        values = in_order(len(wanted), segments_at_once(self.header), lambda i: self.read(wanted[i]))
+        return zip((self.segments[i] for i in wanted), values, strict=True)
 
-    def verify(self) -> None:
-        """Decode and check every segment. Raises SegmentError at the first fault."""
-        for i in range(len(self.segments)):
-            self.read(i)
+    def read_all(self, start: int | None = None, stop: int | None = None) -> KV:
+        """Values from position `start` up to `stop` (all by default), in the shape of `read`.
 
-    def _payload(self, segment: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The checked bytes of a segment's streams, with room behind, and where each stream ends."""
-        entry = self.segments[segment]
-        ends = np.cumsum(entry.index["length"].astype(np.int64))
-        data = np.zeros(int(ends[-1]) + READ_AHEAD, np.uint8)
-        self._file.seek(entry.offset)
-        payload = self._file.read(int(ends[-1]))
-        if len(payload) < ends[-1]:
-            raise SegmentError(f"{self.name} is truncated: it ends within segment {segment}")
-        data[: len(payload)] = np.frombuffer(payload, np.uint8)
-        begin = 0
-        for i, end in enumerate(ends):
-            if container.checksum(data[begin:end].data) != entry.index["payload"][i]:
-                raise self._fault(segment, i, "its bytes are damaged: their checksum differs")
-            begin = int(end)
-        return data, ends
+        Reads only the segments it needs. Positions that the file does not hold are left out. Raises as `read` does.
+        """
+        first, last = self._range(start, stop)
+        out = kv_array.empty(self.header.geometry, last - first)
+        for segment, values in self.decoded(first, last):
+            begin, end = max(first, segment.start), min(last, segment.stop)
+            kv_array.put(out, begin - first, kv_array.part(values, begin - segment.start, end - segment.start))
+        return out
 
-    def _check_values(self, segment: int, stream: int, values: NDArray[np.uint16], sound: bool) -> None:
-        if not sound:
-            raise self._fault(segment, stream, "its bytes are no valid stream")
-        if container.checksum(values.data) != self.segments[segment].index["values"][stream]:
-            raise self._fault(segment, stream, "the decoded values are not those that were saved: checksum differs")
+    def _range(self, start: int | None, stop: int | None) -> tuple[int, int]:
+        first = self.start if start is None else min(max(start, self.start), self.stop)
+        return first, self.stop if stop is None else max(first, min(stop, self.stop))
 
-    def _fault(self, segment: int, stream: int, what: str) -> SegmentError:
-        entry: SegmentEntry = self.segments[segment]
-        tokens = f"tokens {entry.start}-{entry.start + entry.count - 1}"
-        return SegmentError(f"{self.name}: segment {segment} ({tokens}), {self.header.stream_name(stream)}: {what}")
+    def verify(self, *, values: bool = True) -> None:
+        """Decode and check every segment; without `values`, check only its bytes, which needs no profile.
+
+        Raises SegmentError at the first fault.
+        """
+        if values:
+            for _ in self.decoded():
+                pass
+            return
+        for i, entry in enumerate(self.segments):
+            self._decoder.check_payload(i, entry, self._source.payload_at(entry.offset, entry.payload_bytes))
 
 
 def _shown(value: str | None) -> str:

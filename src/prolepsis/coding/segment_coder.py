@@ -1,79 +1,157 @@
 """One segment of KV to streams and back: predict some layers, code them, go on to the layers above."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from prolepsis.coding import streams
-from prolepsis.coding.floats import to_float
-from prolepsis.coding.predictors import Prediction, Segment
-from prolepsis.coding.profile import Geometry, Profile
+from prolepsis.coding import chains, streams
+from prolepsis.coding.cache_dtypes import (
+    KV,
+    DType,
+    Geometry,
+    QuantisedKV,
+    are_scalars,
+    from_scalars,
+    to_scalars,
+)
+from prolepsis.coding.predictors import Chain, Prediction, Predictor, Segment
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.tables import TokenTables
+from prolepsis.coding.uniform_grid import on_grid
+
+Scalars = NDArray[np.uint16]
+Check = Callable[[int, Scalars, bool], None]
 
 
 class CodedStream(NamedTuple):
-    """A stream's bytes, uint8, and the checksum of the values in it."""
+    """A stream's bytes, uint8, and the checksum of the scalars in it."""
 
     data: NDArray[np.uint8]
     checksum: int
 
 
+class Statistics(Protocol):
+    """What segments are coded with."""
+
+    @property
+    def steps(self) -> "Statistics | None":
+        """That of the steps of an integer dtype, which are coded like an fp16 cache of one channel a head."""
+        ...
+
+    def predictor(self, rope: RopeSpec | None) -> Predictor:
+        """What predicts the values."""
+        ...
+
+    def tables(self, dtype: DType) -> TokenTables:
+        """The token tables, ready to code with."""
+        ...
+
+
 class SegmentCoder:
-    """Codes segments of one geometry under one profile. Segments do not depend on each other.
+    """Codes segments of one geometry under one profile. Segments do not depend on each other, nor threads that code.
 
     `predictor` is what it predicts with; `group` how many heads share a stream.
     """
 
-    def __init__(self, geometry: Geometry, profile: Profile, rope: RopeSpec | None) -> None:
+    def __init__(
+        self, geometry: Geometry, profile: Statistics, rope: RopeSpec | None, *, group: int | None = None
+    ) -> None:
+        """`group`: as the file has it; by default `streams.heads_per_stream`."""
         self._geometry = geometry
         self._tables = profile.tables(geometry.dtype)
+        self._steps = None
+        if geometry.steps is not None and profile.steps is not None:
+            self._steps = SegmentCoder(geometry.steps, profile.steps, None, group=geometry.kv_heads)
         self.predictor = profile.predictor(rope)
-        self.group = streams.heads_per_stream(geometry.kv_heads, geometry.head_dim)
+        self.group = group or streams.heads_per_stream(geometry.kv_heads, geometry.head_dim)
 
-    def encode(self, segment: Segment, kv: NDArray[np.uint16]) -> list[CodedStream]:
-        """The streams of `kv`, uint16 [layers, 2, tokens, kv_heads, head_dim], in the order of docs/format.md."""
+    def encode(self, segment: Segment, kv: KV) -> list[CodedStream]:
+        """The streams of `kv`, in the order of docs/format.md."""
+        scalars, steps = to_scalars(kv, self._geometry.dtype), _steps_of(kv)
         out: list[CodedStream] = []
-        for layers, prediction in self._predictions(segment, kv):
-            part = kv[layers.start : layers.stop]
-            coded = streams.encode_layers(part, prediction, self._tables, self.group)
-            values = streams.split(part, self.group)
-            out += [CodedStream(c, xxhash.xxh3_64_intdigest(v.data)) for c, v in zip(coded, values, strict=True)]
-        return out
+        for layers, prediction in self._predictions(segment, steps):
+            out += self._encode_layers(scalars[layers.start : layers.stop], prediction)
+        if self._steps is None or steps is None:
+            return out
+        first = self._steps.encode(segment, steps[..., None])
+        groups = len(out) // len(first)
+        return [s for i, step in enumerate(first) for s in (step, *out[i * groups : (i + 1) * groups])]
 
-    def decode(
-        self,
-        segment: Segment,
-        data: NDArray[np.uint8],
-        ends: NDArray[np.int64],
-        check: Callable[[int, NDArray[np.uint16], bool], None],
-    ) -> NDArray[np.uint16]:
+    def _encode_layers(self, part: Scalars, prediction: Prediction | Chain) -> list[CodedStream]:
+        if isinstance(prediction, Chain):
+            chained = chains.encode_layer(part[0], prediction, self._geometry.dtype, self._tables, self.group)
+            return [CodedStream(c.data, xxhash.xxh3_64_intdigest(c.scalars.data)) for c in chained]
+        coded = streams.encode_layers(part, prediction, self._tables, self.group)
+        values = streams.values_of(part, self.group)
+        return [CodedStream(c, xxhash.xxh3_64_intdigest(v.data)) for c, v in zip(coded, values, strict=True)]
+
+    def decode(self, segment: Segment, data: NDArray[np.uint8], ends: NDArray[np.int64], check: Check) -> KV:
         """The inverse of `encode`.
 
         data: the streams one after the other, then READ_AHEAD bytes of anything. ends: where each stream ends.
-        check(stream, values, sound) is told of each stream before anything is made of its values, and raises where
+        check(stream, scalars, sound) is told of each stream before anything is made of its scalars, and raises where
         they are not what they should be.
         """
-        geometry = self._geometry
-        kv = np.empty((geometry.layers, 2, segment.count, geometry.kv_heads, geometry.head_dim), np.uint16)
-        per_layer = len(ends) // geometry.layers
-        for layers, prediction in self._predictions(segment, kv):
-            begin, end = layers.start * per_layer, layers.stop * per_layer
-            base = int(ends[begin - 1]) if begin else 0
-            part, sound = streams.decode_layers(
-                data[base:], ends[begin:end] - base, prediction, self._tables, self.group
-            )
-            for i, stream in enumerate(part):
-                check(begin + i, stream, bool(sound[i]))
-            kv[layers.start : layers.stop] = streams.join(part, geometry.kv_heads, geometry.head_dim)
-        return kv
+        bounds = np.stack([np.concatenate([[0], ends[:-1]]), ends, np.arange(len(ends))], axis=1)
+        bounds = bounds.reshape(2 * self._geometry.layers, -1, 3)
+        steps = None
+        if self._steps is not None:
+            steps, bounds = self._steps._decode(segment, data, bounds[:, :1], None, check)[..., 0], bounds[:, 1:]
+        return from_scalars(self._decode(segment, data, bounds, steps, check), steps, self._geometry.dtype)
 
-    def _predictions(self, segment: Segment, kv: NDArray[np.uint16]) -> Iterator[tuple[range, Prediction]]:
-        """Each step's layers and their prediction. `kv` must hold the true values of all layers below by then."""
-        work, step = self.predictor.begin(segment), self.predictor.layers_at_once
-        for first in range(0, self._geometry.layers, step):
-            layers = range(first, min(first + step, self._geometry.layers))
-            below = to_float(kv[first - 1], self._geometry.dtype) if step == 1 and first else None
-            yield layers, work.predict(layers, below)
+    def _decode(
+        self, segment: Segment, data: NDArray[np.uint8], bounds: NDArray[np.int64], steps: Scalars | None, check: Check
+    ) -> Scalars:
+        """bounds: (begin, end, number) of each stream, [layers * 2, streams, 3]."""
+        geometry = self._geometry
+        scalars = np.empty((geometry.layers, 2, segment.count, geometry.kv_heads, geometry.head_dim), np.uint16)
+        for layers, prediction in self._predictions(segment, steps):
+            part = bounds[2 * layers.start : 2 * layers.stop].reshape(-1, 3)
+            self._decode_layers(data, part, prediction, check, scalars[layers.start : layers.stop])
+        return scalars
+
+    def _decode_layers(
+        self, data: NDArray[np.uint8], bounds: NDArray[np.int64], prediction: Prediction | Chain, check: Check, out: Scalars
+    ) -> None:
+        begins, ends, numbers = bounds.T
+        decoded: Iterable[tuple[Scalars, bool]]
+        if isinstance(prediction, Chain):
+            dtype = self._geometry.dtype
+            decoded = chains.decode_layer(data, begins, ends, out[0], prediction, dtype, self._tables, self.group)
+        else:
+            sound = streams.decode_layers(data, begins, ends, prediction, self._tables, self.group, out)
+            decoded = zip(streams.values_of(out, self.group), sound.tolist(), strict=True)
+        for number, (stream, whole) in zip(numbers.tolist(), decoded, strict=True):
+            check(number, stream, whole and are_scalars(stream, self._geometry.dtype))
+
+    def count(self, segment: Segment, kv: KV) -> NDArray[np.int64]:
+        """How often each token occurs in each context: int64 [contexts, 128]. Steps do not count."""
+        scalars, steps = to_scalars(kv, self._geometry.dtype), _steps_of(kv)
+        counts = np.zeros(self._tables.frequencies.shape, np.int64)
+        for layers, prediction in self._predictions(segment, steps):
+            part = scalars[layers.start : layers.stop]
+            if isinstance(prediction, Chain):
+                counts += chains.count_layer(part[0], prediction, self._geometry.dtype, self._tables, self.group).tokens
+            else:
+                counts += streams.count_layers(part, prediction, self._tables, self.group)
+        return counts
+
+    def ideal_bits(self, segment: Segment, kv: KV) -> float:
+        """The code length of `kv` under this coder's own model, steps included, without what real streams cost beyond."""
+        steps, bits = _steps_of(kv), self._tables.code_length(self.count(segment, kv))
+        return bits if self._steps is None or steps is None else bits + self._steps.ideal_bits(segment, steps[..., None])
+
+    def _predictions(self, segment: Segment, steps: Scalars | None) -> Iterator[tuple[range, Prediction | Chain]]:
+        """Some layers, and their prediction. They must be coded before the next are asked for."""
+        work, at_once = self.predictor.begin(segment), self.predictor.layers_at_once
+        for first in range(0, self._geometry.layers, at_once):
+            layers = range(first, min(first + at_once, self._geometry.layers))
+            prediction = work.predict(layers)
+            yield layers, prediction if steps is None else on_grid(prediction, steps[layers.start : layers.stop])
+
+
+def _steps_of(kv: KV) -> Scalars | None:
+    return kv.steps if isinstance(kv, QuantisedKV) else None

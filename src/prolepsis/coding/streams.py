@@ -1,4 +1,10 @@
-"""Some layers of a segment as streams of bytes, coded side by side in threads."""
+"""Some layers of a segment as streams of bytes, coded side by side in threads.
+
+Streams stand in the order of layers, K before V, then groups of heads.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +13,7 @@ from prolepsis.coding.predictors import Prediction
 from prolepsis.coding.tables import TokenTables
 from prolepsis.coding.threads import for_each
 from prolepsis.kernels import kv_streams
+from prolepsis.kernels.kv_streams import Guess
 from prolepsis.kernels.rans import READ_AHEAD
 
 _WIDEST_ROW = 512  # values of one token in a stream: enough symbols for 32 lanes, few enough for the caches
@@ -18,22 +25,42 @@ def heads_per_stream(kv_heads: int, head_dim: int) -> int:
     return max(fitting, default=1)
 
 
+class _Place(NamedTuple):
+    """Where a stream's values are: in which matrix [tokens, kv_heads * head_dim], from which column on, how many."""
+
+    matrix: int
+    column: int
+    row: int
+
+
+def _places(layers: int, kv_heads: int, head_dim: int, group: int) -> list[_Place]:
+    row = group * head_dim
+    return [_Place(m, c, row) for m in range(2 * layers) for c in range(0, kv_heads * head_dim, row)]
+
+
 def encode_layers(
     values: NDArray[np.uint16], prediction: Prediction, tables: TokenTables, group: int
 ) -> list[NDArray[np.uint8]]:
-    """Bytes of each stream, in the order of `split`. values: uint16 [layers, 2, tokens, kv_heads, head_dim]."""
-    streams, means, scales = _prepare(values, prediction, group)
-    out: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(streams)
+    """Bytes of each stream. values: uint16 [layers, 2, tokens, kv_heads, head_dim]."""
+    matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
+    layers, _, tokens, heads, dim = values.shape
+    places = _places(layers, heads, dim, group)
+    out: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(places)
+    rooms: list[tuple[NDArray, NDArray, NDArray]] = []  # that no thread is using
+    symbols = tokens * group * dim
+    table = tables.encode
 
     def work(s: int) -> None:
-        buffer = np.empty(kv_streams.capacity(streams[s].size), np.uint8)
+        place = places[s]
+        room = rooms.pop() if rooms else kv_streams.encoding_room(symbols)
         size = kv_streams.encode_stream(
-            streams[s], means[s], scales[s], tables.form, tables.octaves, tables.layout, *tables.encode, buffer
-        )
-        out[s] = buffer[:size].copy()
+            matrices[place.matrix], place.column, place.row, guesses[place.matrix],
+            tables.form, tables.octaves, table, *room,
+        )  # fmt: skip
+        out[s] = room[-1][:size].copy()
+        rooms.append(room)
 
-    _ = tables.encode  # built once, before threads ask for it
-    for_each(len(streams), work)
+    for_each(len(places), work)
     return out
 
 
@@ -41,65 +68,79 @@ def count_layers(
     values: NDArray[np.uint16], prediction: Prediction, tables: TokenTables, group: int
 ) -> NDArray[np.int64]:
     """How often each token occurs in each context: int64 [contexts, 128]."""
-    streams, means, scales = _prepare(values, prediction, group)
-    counts = np.zeros((len(streams), *tables.frequencies.shape), np.int64)
-    for_each(
-        len(streams),
-        lambda s: kv_streams.count_stream(streams[s], means[s], scales[s], tables.form, tables.octaves, counts[s]),
-    )
+    matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
+    places = _places(values.shape[0], *values.shape[3:], group)
+    counts = np.zeros((len(places), *tables.frequencies.shape), np.int64)
+
+    def work(s: int) -> None:
+        m, column, row = places[s]
+        kv_streams.count_stream(matrices[m], column, row, guesses[m], tables.form, tables.octaves, counts[s])
+
+    for_each(len(places), work)
     return counts.sum(axis=0)
 
 
 def decode_layers(
     data: NDArray[np.uint8],
+    begins: NDArray[np.int64],
     ends: NDArray[np.int64],
     prediction: Prediction,
     tables: TokenTables,
     group: int,
-) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-    """(values of each stream: uint16 [streams, tokens, row], whether each was well formed).
+    out: NDArray[np.uint16],
+) -> NDArray[np.bool_]:
+    """Decode into `out`: uint16 [layers, 2, tokens, kv_heads, head_dim], contiguous but for the first two dimensions.
 
-    data: the streams one after the other, then READ_AHEAD bytes of anything. ends: where each ends.
+    data: holds the streams, then READ_AHEAD bytes of anything. begins, ends: where each lies. Returns whether each
+    stream was well formed; what is in `out` of one that was not means nothing.
     """
-    layers, _, tokens, heads, dim = prediction.means.shape
-    count = layers * 2 * (heads // group)
-    values = np.zeros((count, tokens, group * dim), np.uint16)
-    sound = np.zeros(count, np.bool_)
-    means, scales = split(prediction.means.view(np.uint32), group), _split_scales(prediction.scales, group)
-    begins = np.concatenate([[0], ends[:-1]])
-    if len(data) < int(ends[-1]) + READ_AHEAD:
+    if len(data) < int(ends.max()) + READ_AHEAD:
         raise ValueError("streams without room to read ahead")
+    if not out[0, 0].flags.c_contiguous:
+        raise ValueError("values that are not contiguous cannot be decoded in place")
+    matrices, guesses = _matrices(out), _guesses(prediction, out.shape[2])
+    places = _places(out.shape[0], *out.shape[3:], group)
+    sound = np.zeros(len(places), np.bool_)
     table = tables.decode
 
     def work(s: int) -> None:
+        m, column, row = places[s]
         sound[s] = kv_streams.decode_stream(
-            data, begins[s], ends[s], means[s], scales[s], tables.form, tables.layout, table, values[s]
+            data, begins[s], ends[s], guesses[m], tables.form, tables.bins, table, matrices[m], column, row
         )
 
-    for_each(count, work)
-    return values, sound
+    for_each(len(places), work)
+    return sound
 
 
-def split(layers: NDArray, group: int) -> NDArray:
-    """[layers, 2, tokens, heads, dim] -> [streams, tokens, group * dim]: streams by layer, K before V, heads."""
-    count, _, tokens, heads, dim = layers.shape
-    parts = layers.reshape(count, 2, tokens, heads // group, group * dim).transpose(0, 1, 3, 2, 4)
-    return np.ascontiguousarray(parts).reshape(-1, tokens, group * dim)
+def values_of(layers: NDArray[np.uint16], group: int) -> Iterator[NDArray[np.uint16]]:
+    """The values of each stream, contiguous: uint16 [tokens, group * head_dim]. layers: as `out` of `decode_layers`."""
+    matrices = _matrices(layers)
+    for m, column, row in _places(layers.shape[0], *layers.shape[3:], group):
+        yield np.ascontiguousarray(matrices[m][:, column : column + row])
 
 
-def join(streams: NDArray, kv_heads: int, head_dim: int) -> NDArray:
-    """The inverse of `split`."""
-    _, tokens, row = streams.shape
-    parts = streams.reshape(-1, 2, kv_heads * head_dim // row, tokens, row).transpose(0, 1, 3, 2, 4)
-    return parts.reshape(-1, 2, tokens, kv_heads, head_dim)
+def _matrices(values: NDArray[np.uint16]) -> list[NDArray[np.uint16]]:
+    """Each layer's K and V as [tokens, kv_heads * head_dim], not copied."""
+    tokens = values.shape[2]
+    return [matrix.reshape(tokens, -1) for layer in values for matrix in layer]
 
 
-def _split_scales(scales: NDArray[np.int32], group: int) -> NDArray[np.int32]:
-    return np.ascontiguousarray(scales).reshape(-1, group * scales.shape[-1])
+def _guesses(prediction: Prediction, tokens: int) -> list[Guess]:
+    """What the kernels must know to predict each layer's K and V."""
+    means, scales, shifts, turn = prediction
+    heads, dim = means.shape[3:]
+    width = heads * dim
+    flat = np.ascontiguousarray(means).reshape(-1, means.shape[2], width)
+    codes = np.ascontiguousarray(scales).reshape(-1, width)
+    if shifts is None:
+        moved = np.empty((len(flat), 0, heads), np.int32)
+    else:
+        moved = np.ascontiguousarray(shifts).reshape(-1, tokens, heads)
+    still = np.empty((tokens, 0), np.float32)
 
+    def guess(m: int) -> Guess:
+        cos, sin = (turn.cos, turn.sin) if turn is not None and m % 2 == 0 else (still, still)
+        return Guess(flat[m], cos, sin, turn is not None and turn.half, codes[m], moved[m], dim)
 
-def _prepare(
-    values: NDArray[np.uint16], prediction: Prediction, group: int
-) -> tuple[NDArray[np.uint16], NDArray[np.uint32], NDArray[np.int32]]:
-    means = split(prediction.means.view(np.uint32), group)
-    return split(values, group), means, _split_scales(prediction.scales, group)
+    return [guess(m) for m in range(len(flat))]

@@ -7,11 +7,19 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.floats import FORMATS, DType
-from prolepsis.kernels import kv_tokens, rans
+from prolepsis.coding.cache_dtypes import FORMATS, DType
+from prolepsis.kernels import kv_contexts, kv_tokens, rans
 
-SHAPE = (kv_tokens.CONTEXTS, rans.ALPHABET)
+SHAPE = (kv_contexts.CONTEXTS, rans.ALPHABET)
 _FEW = 256  # tokens seen in a context below which the universal table counts as well
+UNIVERSAL_FILES: dict[DType, str] = {
+    "bf16": "universal_tables.xz",
+    "fp16": "universal_tables.xz",
+    "fp8_e4m3": "universal_tables_fp8_e4m3.xz",
+    "fp8_e5m2": "universal_tables_fp8_e5m2.xz",
+    "int8": "universal_tables_int.xz",
+    "int4": "universal_tables_int.xz",
+}
 
 
 class TokenTables:
@@ -20,9 +28,10 @@ class TokenTables:
     def __init__(self, dtype: DType, frequencies: NDArray[np.uint16]) -> None:
         form = FORMATS[dtype]
         self.frequencies = frequencies
-        self.form = np.array([form.mantissa_bits, form.exponent_bias], np.int32)
-        self.octaves = kv_tokens.octave_starts(form.mantissa_bits)
-        self.layout = kv_tokens.token_layout(form.mantissa_bits)
+        self.form = kv_contexts.form_of(form.mantissa_bits, form.exponent_bias, form.limit)
+        mantissa_bits = int(self.form[0])
+        self.octaves = kv_tokens.octave_starts(mantissa_bits)
+        self.bins = kv_tokens.token_bins(mantissa_bits)
 
     @cached_property
     def decode(self) -> NDArray[np.uint32]:
@@ -30,9 +39,17 @@ class TokenTables:
         return rans.decode_table(self.frequencies)
 
     @cached_property
-    def encode(self) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    def encode(self) -> NDArray[np.uint32]:
         """See `rans.encode_table`."""
         return rans.encode_table(self.frequencies)
+
+    def code_length(self, counts: NDArray[np.int64]) -> float:
+        """Bits that tokens counted in `counts` (int64 [contexts, 128]) take, raw bits included, without any overhead."""
+        possible = self.frequencies > 0
+        coded = np.where(possible, counts, 0)
+        coded[:, kv_tokens.ESCAPE] += np.where(possible, 0, counts).sum(axis=1)
+        bits = rans.PROBABILITY_BITS - np.log2(np.maximum(self.frequencies, 1))
+        return float((coded * (bits + kv_tokens.raw_bits(self.bins))).sum())
 
 
 def is_valid(frequencies: NDArray[np.uint16]) -> bool:
@@ -41,10 +58,10 @@ def is_valid(frequencies: NDArray[np.uint16]) -> bool:
     return bool((total == rans.PROBABILITY_ONE).all() and (frequencies[:, kv_tokens.ESCAPE] > 0).all())
 
 
-def fit(counts: NDArray[np.int64]) -> NDArray[np.uint16]:
+def fit(counts: NDArray[np.int64], dtype: DType) -> NDArray[np.uint16]:
     """Frequencies for counted tokens; contexts hardly seen lean on the universal tables."""
     few = counts.sum(axis=1) < _FEW
-    return normalise(np.where(few[:, None], counts + universal(), counts))
+    return normalise(np.where(few[:, None], counts + universal(dtype), counts))
 
 
 def normalise(counts: NDArray[np.int64]) -> NDArray[np.uint16]:
@@ -59,8 +76,12 @@ def normalise(counts: NDArray[np.int64]) -> NDArray[np.uint16]:
     return shares.astype(np.uint16)
 
 
-@cache
-def universal() -> NDArray[np.uint16]:
+def universal(dtype: DType) -> NDArray[np.uint16]:
     """The built-in tables: fitted to bell curves of varying width, for any model (benchmarks/universal_tables.py)."""
-    packed = files(__package__).joinpath("universal_tables.xz").read_bytes()
-    return np.frombuffer(lzma.decompress(packed), np.uint16).reshape(SHAPE).copy()
+    return _read(UNIVERSAL_FILES[dtype])
+
+
+@cache
+def _read(name: str) -> NDArray[np.uint16]:
+    packed = files(__package__).joinpath(name).read_bytes()
+    return np.frombuffer(lzma.decompress(packed), "<u2").astype(np.uint16).reshape(SHAPE)

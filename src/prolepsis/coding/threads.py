@@ -1,25 +1,56 @@
-"""Work on independent streams, spread over threads."""
+"""Work on independent items, spread over threads."""
 
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 from prolepsis.kernels.team import default_threads
+
+
+class _Thread(threading.local):
+    sharing = False
+
+
+_thread = _Thread()
 
 
 def for_each(count: int, work: Callable[[int], None]) -> None:
     """Call work(0) ... work(count - 1), as many at a time as there are threads (`kernels.team`).
 
-    `work` spends its time in compiled code that holds no lock. The first exception raised is raised here.
+    `work` spends its time in compiled code that holds no lock. Where it calls `for_each` itself, that runs in its own
+    thread. The first exception raised is raised here.
     """
     threads = min(default_threads(), count)
-    if threads <= 1:
+    if threads <= 1 or _thread.sharing:
         for i in range(count):
             work(i)
         return
+    items, failures = iter(range(count)), []
 
-    def share(first: int) -> None:
-        for i in range(first, count, threads):
-            work(i)
+    def share() -> None:
+        _thread.sharing = True
+        try:
+            for i in items:
+                if failures:
+                    return
+                work(i)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            _thread.sharing = False
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(share, range(threads)))
+    helpers = [_pool(os.getpid(), threads - 1).submit(share) for _ in range(threads - 1)]
+    share()
+    for helper in helpers:
+        if not helper.cancel():  # one that has not begun will find nothing to do
+            helper.result()
+    if failures:
+        raise failures[0]
+
+
+@cache
+def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
+    """Threads that stay; a forked child has none of its parent's, and gets its own."""
+    return ThreadPoolExecutor(helpers, f"prolepsis-coding-{process}")

@@ -1,33 +1,42 @@
 """Writing session files."""
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from prolepsis.coding import container, streams
-from prolepsis.coding.container import Header, SegmentEntry, TokenStorage
-from prolepsis.coding.floats import DType
+from prolepsis.coding import container, kv_array
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry
+from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
+from prolepsis.coding.header import VERSION, Header, TokenStorage, header_link, pack_header
+from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.predictors import Segment
-from prolepsis.coding.profile import GRID, Geometry, Profile, fingerprint, grid_spans
+from prolepsis.coding.profile import GRID, Profile, grid_spans
+from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
-from prolepsis.coding.segment_coder import SegmentCoder
+from prolepsis.coding.segment_coder import CodedStream, SegmentCoder
+from prolepsis.coding.side_by_side import in_order, segments_at_once
 from prolepsis.errors import InputError
 
 
 class SessionWriter:
     """Writes a session file to a binary file, segment by segment.
 
-    The file is whole only after `finish`; nothing is ever written behind what it already holds, so `file` need not be
-    seekable.
+    What was added is whole only after `finish`, which ends a *save*; more may be added and finished behind it. What
+    the file holds is never changed, so `file` need not be seekable.
+
+    `header`: what was written. `position`: behind the last token. `file_bytes`: size of the file so far.
     """
 
     def __init__(
         self,
         file: BinaryIO,
-        profile: Profile,
+        profile: AnyProfile,
         *,
         dtype: DType,
         rope: RopeSpec | None = None,
@@ -42,36 +51,60 @@ class SessionWriter:
         `tokens`: whether `add` gets token ids to store ("ids"), to store only their block hashes ("hashes"), or none.
 
         Raises:
-            InputError: block_size does not divide 256 or start is no multiple of it, RoPE is wider than a head, or
-                something exceeds the bounds in docs/format.md.
+            InputError: block_size does not divide 256 or start is no multiple of it, RoPE is wider than a head, the
+                profile is for another dtype or RoPE, or something exceeds the bounds in docs/format.md.
         """
-        layers, _, kv_heads, head_dim = profile.scales.shape
-        packed = profile.to_bytes()
-        self._file = file
-        self._coder = SegmentCoder(Geometry(dtype, layers, kv_heads, head_dim), profile, rope)
-        self._hashes = BlockHashes(block_size)
-        self.header = Header(
+        geometry = _geometry(profile, dtype)
+        coder = SegmentCoder(geometry, profile, rope)
+        written = Header(
             model=dict(model or {}),
             numerics=numerics,
-            predictor=self._coder.predictor.name,
-            profile_fingerprint=fingerprint(packed),
-            dtype=dtype,
-            layers=layers,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            heads_per_stream=streams.heads_per_stream(kv_heads, head_dim),
+            predictor=coder.predictor.name,
+            profile_fingerprint=profile.fingerprint,
+            **geometry._asdict(),
+            heads_per_stream=coder.group,
             block_size=block_size,
             segment_tokens=GRID,
             start=start,
             tokens=tokens,
             rope=rope,
-            profile=packed,
+            profile=profile.to_bytes() if isinstance(profile, Profile) and profile.embedded else None,
         )
-        self.position = start
-        self.segments = 0
-        self.coded_bytes = file.write(container.pack_header(self.header))
+        front = pack_header(written)
+        self._begin(file, written, coder, BlockHashes(block_size), header_link(front))
+        self._write(front)
 
-    def add(self, kv: NDArray[np.uint16], ids: Sequence[int] | NDArray | None = None) -> None:
+    def _begin(self, file: BinaryIO, header: Header, coder: SegmentCoder, hashes: BlockHashes, link: bytes) -> None:
+        self.header = header
+        self.position = header.start
+        self.file_bytes = 0
+        self._file, self._coder, self._hashes, self._link = file, coder, hashes, link
+        self._segments = self._saves = 0
+        self._whole = 0  # bytes of the file up to the end of its last save
+        self._begun = True  # whether anything was written by this writer
+
+    @classmethod
+    def append_to(cls, reader: SessionReader) -> "SessionWriter":
+        """Go on behind what `reader` holds, which stays as it is until `finish`, and whatever happens before it.
+
+        The reader's file must be open for reading and writing ("r+b"). The rest of a save that was broken off (read
+        with salvage=True) is cut off with the first write.
+
+        Raises:
+            InputError: a file of version 1; one that keeps only block hashes and ends within a block.
+            SegmentError: its profile is kept outside and was not given to the reader.
+        """
+        kept = reader.header
+        if reader.version != VERSION:
+            raise InputError(f"{reader.name} has format version {reader.version}, which cannot be appended to")
+        writer = cls.__new__(cls)
+        writer._begin(reader.file, kept, reader.coder, _hashes_behind(reader), reader.link)
+        writer.position, writer.file_bytes = reader.stop, reader.end
+        writer._segments, writer._saves = len(reader.segments), len(reader.saves)
+        writer._whole, writer._begun = reader.end, False
+        return writer
+
+    def add(self, kv: KV, ids: Sequence[int] | NDArray | None = None) -> None:
         """Append tokens: uint16 [layers, 2, tokens, kv_heads, head_dim] and their ids.
 
         Becomes one segment for each 256 positions it touches, so few large calls make a smaller file.
@@ -79,41 +112,103 @@ class SessionWriter:
         Raises:
             InputError: a shape or number of ids that does not fit.
         """
-        header = self.header
-        layers, _, kv_heads, head_dim = expected = (header.layers, 2, header.kv_heads, header.head_dim)
-        if kv.ndim != 5 or (kv.shape[:2] + kv.shape[3:]) != expected:
-            raise InputError(f"KV of shape {kv.shape}, expected ({layers}, 2, tokens, {kv_heads}, {head_dim})")
-        if (ids is None) != (header.tokens == "none") or (ids is not None and len(ids) != kv.shape[2]):
+        kept = self.header
+        kv_array.require_fit(kv, kept.geometry)
+        count = kv_array.token_count(kv)
+        if (ids is None) != (kept.tokens == "none") or (ids is not None and len(ids) != count):
             given = "no" if ids is None else str(len(ids))
-            raise InputError(f"{given} token ids for {kv.shape[2]} tokens in a file that stores {header.tokens!r}")
+            raise InputError(f"{given} token ids for {count} tokens in a file that stores {kept.tokens!r}")
         numbers = np.asarray([] if ids is None else ids, dtype=np.uint32)
         first = self.position
-        for span in grid_spans(first, kv.shape[2]):
-            part = slice(span.start - first, span.start - first + span.count)
-            self._add_segment(span, kv[:, :, part].copy(), numbers[part])
+        spans = list(grid_spans(first, count))
 
-    def _add_segment(self, span: Segment, kv: NDArray[np.uint16], ids: NDArray[np.uint32]) -> None:
-        header = self.header
-        known = None if header.tokens == "none" else ids
-        coded = self._coder.encode(Segment(span.start, span.count, known), kv)
-        index = np.zeros(header.streams, container.INDEX_ENTRY)
+        def encode(i: int) -> tuple[Segment, list[CodedStream]]:
+            begin, stop = spans[i].start - first, spans[i].start - first + spans[i].count
+            segment = Segment(spans[i].start, spans[i].count, None if ids is None else numbers[begin:stop])
+            return segment, self._coder.encode(segment, kv_array.copy(kv_array.part(kv, begin, stop)))
+
+        for segment, coded in in_order(len(spans), segments_at_once(kept), encode):
+            self._add_segment(segment, coded)
+
+    def _add_segment(self, segment: Segment, coded: list[CodedStream]) -> None:
+        index = np.zeros(len(coded), container.INDEX_ENTRY)
         for i, stream in enumerate(coded):
-            index[i] = (len(stream.data), container.checksum(stream.data.data), stream.checksum)
-        hashes = self._hashes.add(ids)
-        stored = ids if header.tokens == "ids" else ids[:0]
-        entry = SegmentEntry(span.start, span.count, stored, hashes, index, 0)
-        payload = b"".join(stream.data.data for stream in coded)
-        self.coded_bytes += self._file.write(container.pack_segment(entry, len(payload)))
-        self.coded_bytes += self._file.write(payload)
-        self.position += span.count
-        self.segments += 1
+            index[i] = (len(stream.data), xxhash.xxh3_64_intdigest(stream.data.data), stream.checksum)
+        ids = np.empty(0, np.uint32) if segment.ids is None else segment.ids
+        stored = ids if self.header.tokens == "ids" else ids[:0]
+        entry = SegmentEntry(segment.start, segment.count, stored, self._hashes.add(ids), index)
+        self._write_record(container.pack_segment(entry, self._link))
+        self._write(b"".join(stream.data.data for stream in coded))
+        self.position += segment.count
+        self._segments += 1
 
     def finish(self, metadata: bytes = b"") -> None:
-        """Write the trailer, which makes the file whole. `metadata`: anything of the caller's, up to 16 MiB.
+        """End a save, which makes the file whole. `metadata`: anything of the caller's, up to 16 MiB.
+
+        It takes the place of the metadata of earlier saves. Behind an earlier save, all that was added is on the disk
+        before the trailer that speaks for it is written, and the trailer before this returns.
 
         Raises:
             InputError: the metadata is larger.
         """
         if len(metadata) > container.MAX_METADATA:
             raise InputError(f"{len(metadata)} bytes of metadata, at most {container.MAX_METADATA} fit")
-        self.coded_bytes += self._file.write(container.pack_trailer(metadata, self.position, self.segments))
+        if self._saves:
+            _sync(self._file)
+        self._write_record(container.pack_trailer(metadata, self.position, self._segments, self._link))
+        if self._saves:
+            _sync(self._file)
+        self._saves += 1
+        self._whole = self.file_bytes
+
+    def abandon(self) -> None:
+        """Cut off what was added to an earlier file and not finished. `file` must be unbuffered or sound."""
+        if self._begun and self._whole:
+            self._file.seek(self._whole)
+            self._file.truncate()
+
+    def _write_record(self, record: bytes) -> None:
+        self._write(record)
+        self._link = container.link_of(record)
+
+    def _write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            self._file.seek(self._whole)
+            self._file.truncate()
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]  # an unbuffered file may take less than all
+        self.file_bytes += len(data)
+
+
+def _geometry(profile: AnyProfile, dtype: DType) -> Geometry:
+    if isinstance(profile, Profile):
+        layers, _, kv_heads, head_dim = profile.scales.shape
+        return Geometry(dtype, layers, kv_heads, head_dim)
+    if dtype != profile.geometry.dtype:
+        raise InputError(f"the profile was calibrated for a cache of {profile.geometry.dtype}, not {dtype}")
+    return profile.geometry
+
+
+def _hashes_behind(reader: SessionReader) -> BlockHashes:
+    """What the hashes of further tokens depend on."""
+    size, ids = reader.header.block_size, reader.ids
+    if ids is not None:
+        hashes = BlockHashes(size)
+        hashes.add(ids)
+        return hashes
+    if reader.header.tokens == "hashes" and (reader.stop - reader.start) % size:
+        raise InputError(f"{reader.name} ends within a block and keeps no token ids, so it cannot be appended to")
+    known = [hash_ for segment in reader.segments for hash_ in segment.hashes.tolist()]
+    return BlockHashes(size, known[-1] if known else 0)
+
+
+def _sync(file: BinaryIO) -> None:
+    """Have everything on the disk, where the file lies on one."""
+    file.flush()
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:  # io.UnsupportedOperation, for memory, has no number
+        if error.errno not in (None, errno.EINVAL, errno.ENOTSUP):
+            raise

@@ -82,6 +82,7 @@ def run(
         path, original = Path(directory, "session.pkv"), Path(directory, "original.npy")
         on_step("saving the session")
         save_session(path, llm, sequence, conversation.messages)  # once more below: the first compiles
+        path.unlink()  # or there would be nothing to add to it
         start = time.perf_counter()
         save_session(path, llm, sequence, conversation.messages)
         save_s = time.perf_counter() - start

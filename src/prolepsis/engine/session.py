@@ -2,20 +2,25 @@
 
 import os
 from collections.abc import Sequence as Many
-from typing import Annotated, NamedTuple
+from contextlib import ExitStack
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from prolepsis.coding import RopeSpec, SessionReader, SessionWriter
-from prolepsis.coding.floats import DType
-from prolepsis.coding.profile import measure
+from prolepsis.coding import SessionReader, SessionWriter
+from prolepsis.coding.cache_dtypes import DType, values_of
+from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.profile import GRID, grid_spans, measure
+from prolepsis.engine.identity import identity, rope_spec
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError, SegmentError
 from prolepsis.model.chat_template import Message, check_messages
 from prolepsis.model.decoder import NUMERICS
-from prolepsis.store import open_session, replace_file
+from prolepsis.store import append_session, open_session, replace_file
+
+_SPARE_SEGMENTS = 8  # beyond twice what a file needs, before it is written whole again
 
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
@@ -28,53 +33,133 @@ class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SavedSession(NamedTuple):
-    """A restored session. `refused` says why KV from some segment on was not restored, where that was allowed."""
+    """A restored session. Where that was allowed, `refused` says why KV from some segment on was not restored, and
+    `torn` why the file's last save was left out.
+    """
 
     sequence: Sequence
     messages: list[dict[str, str]]
     predictor: str
     refused: str | None
+    torn: str | None
+
+
+class SaveReport(NamedTuple):
+    """What a save left: the file's tokens, predictor and size, and how many of the tokens were added to an earlier
+    state of the file; None where it was written whole.
+    """
+
+    tokens: int
+    predictor: str
+    file_bytes: int
+    appended: int | None
 
 
 def save_session(
-    path: str | os.PathLike[str], llm: LLM, sequence: Sequence, messages: Many[Message] = ()
-) -> SessionWriter:
-    """Write `sequence` to `path`; the file there before is replaced only by a whole one. Returns the finished writer.
+    path: str | os.PathLike[str],
+    llm: LLM,
+    sequence: Sequence,
+    messages: Many[Message] = (),
+    *,
+    profile: AnyProfile | None = None,
+) -> SaveReport:
+    """Save `sequence` to `path`, coded with `profile`, or with one measured on it.
+
+    Where the file holds an earlier state of the same sequence (same model and arithmetic, tokens that this one begins
+    with, same profile if one is given), only the tokens it lacks are appended; what it held before stays intact
+    whatever happens. Else, and where appending would make a bad file, a new one takes its place when it is whole. A bad
+    file is one with more than twice the segments that it needs, and eight; or, where its profile was measured on it,
+    one with more than twice the tokens that were there to measure.
 
     Raises InputError if it cannot be written.
     """
     cached = sequence.num_cached
     if cached == 0:
         raise InputError(f"{os.fspath(path)}: there is nothing to save, the session has no computed token")
-    kv = llm.kv_cache.read(sequence.table, 0, cached)
-    dtype, rope = _dtype(llm), _rope(llm)
-    metadata = _Metadata([dict(message) for message in messages], sequence.tokens[cached:])
+    if os.path.isfile(path):
+        appended = _append(path, llm, sequence, messages, profile)
+        if appended is not None:
+            return appended
     with replace_file(path) as file:
-        writer = SessionWriter(
-            file,
-            measure(kv, dtype, rope, 0),
-            dtype=dtype,
-            rope=rope,
-            model=_identity(llm),
-            numerics=NUMERICS,
-            block_size=llm.kv_cache.block_size,
-        )
-        writer.add(kv, sequence.tokens[:cached])
-        writer.finish(msgspec.json.encode(metadata))
-    return writer
+        return write_session(file, llm, sequence, messages, profile=profile)
 
 
-def load_session(path: str | os.PathLike[str], llm: LLM, *, recompute: bool = False) -> SavedSession:
+def write_session(
+    file: BinaryIO,
+    llm: LLM,
+    sequence: Sequence,
+    messages: Many[Message] = (),
+    *,
+    profile: AnyProfile | None = None,
+) -> SaveReport:
+    """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
+    cached = sequence.num_cached
+    kv = llm.kv_cache.read(sequence.table, 0, cached)
+    dtype, rope = cache_dtype(llm), rope_spec(llm)
+    writer = SessionWriter(
+        file,
+        profile or measure(kv, dtype, rope, 0),
+        dtype=dtype,
+        rope=rope,
+        model=identity(llm),
+        numerics=NUMERICS,
+        block_size=llm.kv_cache.block_size,
+    )
+    writer.add(kv, sequence.tokens[:cached])
+    writer.finish(_pack_metadata(sequence, messages))
+    return SaveReport(cached, writer.header.predictor, writer.file_bytes, None)
+
+
+def _append(
+    path: str | os.PathLike[str], llm: LLM, sequence: Sequence, messages: Many[Message], profile: AnyProfile | None
+) -> SaveReport | None:
+    """Add what the file at `path` lacks; None, and nothing done, where a new file is needed or better."""
+    cached = sequence.num_cached
+    with ExitStack() as stack:
+        try:
+            old, writer = stack.enter_context(append_session(path, profile=profile))
+            _require_ours(old, llm)
+            if not _begins_with(sequence, old) or _is_better_whole(old, cached, profile):
+                return None
+            old.verify(values=False)
+        except InputError:
+            return None
+        metadata, first = _pack_metadata(sequence, messages), old.stop
+        if first < cached:
+            writer.add(llm.kv_cache.read(sequence.table, first, cached), sequence.tokens[first:cached])
+        if first < cached or metadata != old.metadata:
+            writer.finish(metadata)
+        return SaveReport(cached, writer.header.predictor, writer.file_bytes, cached - first)
+
+
+def _begins_with(sequence: Sequence, old: SessionReader) -> bool:
+    return old.ids is not None and old.stop <= sequence.num_cached and sequence.tokens[: old.stop] == old.ids.tolist()
+
+
+def _is_better_whole(old: SessionReader, tokens: int, profile: AnyProfile | None) -> bool:
+    """The rule of `save_session`."""
+    if not old.saves or (profile is not None and profile.fingerprint != old.header.profile_fingerprint):
+        return True
+    outgrown = old.header.profile is not None and tokens > 2 * old.saves[0]
+    added = sum(1 for _ in grid_spans(old.stop, tokens - old.stop))
+    return outgrown or len(old.segments) + added > 2 * -(-tokens // GRID) + _SPARE_SEGMENTS
+
+
+def load_session(
+    path: str | os.PathLike[str], llm: LLM, *, recompute: bool = False, profile: AnyProfile | None = None
+) -> SavedSession:
     """Restore the session at `path` into the cache of `llm`.
 
     recompute: where a segment is damaged, restore what comes before it and leave the rest of the tokens pending, to be
-    computed again; `refused` then says what was wrong.
+    computed again; where the last save was broken off, restore the one before it, or what is whole of the first one.
+    `refused` and `torn` then say what was wrong. profile: for a file that keeps its own outside.
 
     Raises SegmentError (damaged, foreign, another model's), InputError (not readable, too long for the context),
     CapacityError (no room in the cache); nothing is kept of the session then.
     """
-    with open_session(path) as reader:
+    with open_session(path, profile=profile, salvage=recompute) as reader:
         _require_ours(reader, llm)
+        _ = reader.coder  # a missing profile is no damage that computing again should hide
         metadata = _read_metadata(reader)
         ids = reader.ids
         assert ids is not None
@@ -86,39 +171,45 @@ def load_session(path: str | os.PathLike[str], llm: LLM, *, recompute: bool = Fa
         except BaseException:
             sequence.release()
             raise
-        return SavedSession(sequence, metadata.messages, reader.header.predictor, refused)
+        return SavedSession(sequence, metadata.messages, reader.header.predictor, refused, reader.torn)
 
 
 def _restore(reader: SessionReader, sequence: Sequence, llm: LLM, recompute: bool) -> str | None:
-    for index, segment in enumerate(reader.segments):
-        try:
-            values = reader.read(index)
-        except SegmentError as error:
-            if not recompute:
-                raise
-            return str(error)
-        sequence.table.prepare_write(segment.count)
-        sequence.table.append(segment.count)
-        llm.kv_cache.write(sequence.table, segment.start, values)
+    try:
+        for segment, values in reader.decoded():
+            sequence.table.prepare_write(segment.count)
+            sequence.table.append(segment.count)
+            llm.kv_cache.write(sequence.table, segment.start, values_of(values))
+    except SegmentError as error:
+        if not recompute:
+            raise
+        return str(error)
     return None
 
 
 def _require_ours(reader: SessionReader, llm: LLM) -> None:
     config = llm.config
     reader.require(
-        model=_identity(llm),
+        model=identity(llm),
         numerics=NUMERICS,
         dtype=llm.kv_cache.dtype,
         layers=config.num_layers,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        rope=_rope(llm),
+        rope=rope_spec(llm),
         start=0,
         tokens="ids",
     )
 
 
+def _pack_metadata(sequence: Sequence, messages: Many[Message]) -> bytes:
+    pending = sequence.tokens[sequence.num_cached :]
+    return msgspec.json.encode(_Metadata([dict(message) for message in messages], pending))
+
+
 def _read_metadata(reader: SessionReader) -> _Metadata:
+    if not reader.saves:
+        return _Metadata([], [])
     try:
         metadata = msgspec.json.decode(reader.metadata, type=_Metadata)
         check_messages(metadata.messages)
@@ -128,6 +219,8 @@ def _read_metadata(reader: SessionReader) -> _Metadata:
 
 
 def _check_tokens(reader: SessionReader, tokens: list[int], llm: LLM) -> None:
+    if not tokens and reader.torn is not None:
+        raise SegmentError(reader.torn)
     if not tokens or max(tokens) >= llm.config.vocab_size:
         raise SegmentError(f"{reader.name}: its token ids are not those of a vocabulary of {llm.config.vocab_size}")
     if len(tokens) > llm.max_context:
@@ -137,15 +230,6 @@ def _check_tokens(reader: SessionReader, tokens: list[int], llm: LLM) -> None:
         )
 
 
-def _identity(llm: LLM) -> dict[str, str]:
-    return {"architecture": llm.config.architecture, "file": llm.fingerprint, "name": llm.config.name}
-
-
-def _dtype(llm: LLM) -> DType:
+def cache_dtype(llm: LLM) -> DType:
+    """The dtype of the model's cache, as session files call it."""
     return "bf16" if llm.kv_cache.dtype == "bf16" else "fp16"
-
-
-def _rope(llm: LLM) -> RopeSpec:
-    """RoPE as the cache holds it: the engine always turns pairs of halves (`model.weights`)."""
-    rope = llm.config.rope
-    return RopeSpec(rope.theta, rope.dim, "half", rope.scaling_factor, rope.frequency_factors)

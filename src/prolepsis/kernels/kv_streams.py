@@ -1,117 +1,282 @@
 """One stream of coded KV. No function here holds the interpreter's lock, so streams run side by side in threads.
 
-Stream = the values of some KV heads of one layer's K or V over the tokens of a segment, row after row. Bytes of a
-stream: uint32 number of 16-bit words, the words (`rans`), the raw bits (`kv_tokens`). A stream that would not be
-smaller than its values is stored as they are, with RAW in place of the number.
+Stream = the values of some KV heads of one layer's K or V over the tokens of a segment, row after row: columns of a
+matrix [tokens, width], which holds all heads. Bytes of a stream: uint32 number of 16-bit words and how many lanes they
+have, the words (`rans`), the raw bits (`kv_tokens`). A stream that would not be smaller than its values is stored as
+they are, with RAW in place of the number.
 """
+
+from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from prolepsis.kernels import simd
-from prolepsis.kernels.kv_tokens import CHUNK_ROWS, classify, count_tokens, read, write_tokens
-from prolepsis.kernels.rans import JIT, MAX_LANES, decode, encode, lane_count, read_states
+from prolepsis.kernels.kv_contexts import SLACK, classify, scale_of
+from prolepsis.kernels.kv_static import turn_head
+from prolepsis.kernels.kv_tokens import count_tokens, read, write
+from prolepsis.kernels.rans import FEW_LANES, JIT, MAX_LANES, SMALL_STREAM, decode, encode, read_states
 
 RAW = 0xFFFFFFFF
+_FEW = 1 << 31  # set in the number of words: the stream has FEW_LANES, though it has many symbols
+_WORTH = 100  # times what fewer lanes save: longer streams keep many lanes, since they are faster
+_LANE_COST = 3  # bytes of a lane's state that say nothing
+_MARGIN = 64  # bytes of a vector
+_CHUNK = 4096  # values handled at a time, about: they stay in the nearest cache
 
-_u8, _u16, _i32, _i64, _u32, _u64 = np.uint8, np.uint16, np.int32, np.int64, np.uint32, np.uint64
-
-
-def capacity(symbols: int) -> int:
-    """Bytes `encode_stream` may touch in its buffer."""
-    return 4 * symbols + 4 * MAX_LANES + 128
-
-
-@njit(**JIT)
-def count_stream(values, predictions, scales, form, octaves, counts):
-    """Add the stream's tokens to counts: int64 [contexts, alphabet]. Other arguments as `encode_stream`."""
-    length, row = values.shape
-    flat = values.reshape(length * row)
-    contexts, centres = np.empty(CHUNK_ROWS * row, _u8), np.empty(CHUNK_ROWS * row, _i32)
-    for first in range(0, length, CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, length - first)
-        classify(predictions, scales, first, rows, form[0], form[1], contexts, centres)
-        count_tokens(flat[first * row :], centres, contexts, rows * row, octaves, form[0], counts)
+_u8, _u16, _f32, _i16, _i32, _i64, _u32, _u64 = (
+    np.uint8, np.uint16, np.float32, np.int16, np.int32, np.int64, np.uint32, np.uint64,
+)  # fmt: skip
+_load = simd.loader(simd.I32x16)
 
 
-@njit(**JIT)
-def encode_stream(values, predictions, scales, form, octaves, layout, table, reciprocals, out):
-    """Code one stream into `out`; returns the bytes used.
+class Guess(NamedTuple):
+    """What a predictor says of one layer's K or V over the tokens of a segment.
 
-    values: uint16 [tokens, row]. predictions: uint32 (float32 bits) [tokens, row]. scales: int32 [row]. form: int32
-    (mantissa bits, exponent bias). out: uint8 [capacity(tokens * row)].
+    means: float32 [1 or tokens, width]; one row holds for all tokens. cos, sin: float32 [tokens, pairs], by which means
+    are turned (`kv_static.turn_head`); no pairs where they are not. scales: int32 [width], scale codes. shifts: int32
+    [tokens or 0, heads], what to add to them.
     """
-    length, row = values.shape
-    n = length * row
-    flat = values.reshape(n)
-    contexts, tokens = np.empty(n, _u8), np.empty(n, _u8)
-    centres = np.empty(CHUNK_ROWS * row, _i32)
-    bits = np.empty(2 * n + 16, _u8)
+
+    means: NDArray[np.float32]
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
+    half: bool
+    scales: NDArray[np.int32]
+    shifts: NDArray[np.int32]
+    head_dim: int
+
+
+class _Chunk(NamedTuple):
+    """Room for some rows of a stream."""
+
+    predictions: NDArray[np.float32]
+    scales: NDArray[np.int16]
+    contexts: NDArray[np.uint8]
+    centres: NDArray[np.uint16]
+    tokens: NDArray[np.uint8]
+    values: NDArray[np.uint16]
+
+
+def encoding_room(symbols: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """`entries`, `bits` and `out` for `encode_stream`."""
+    room = np.empty(2 * symbols + 2 * _MARGIN, np.uint8), np.empty(4 * symbols + 4 * MAX_LANES + 2 * _MARGIN, np.uint8)
+    return np.empty(symbols + SLACK, np.uint32), *room
+
+
+@njit(**JIT)
+def _new_chunk(rows, row):
+    n = rows * row + SLACK
+    return _Chunk(
+        np.empty(n, _f32), np.empty(n, _i16), np.empty(n, _u8), np.empty(n, _u16), np.empty(n, _u8), np.empty(n, _u16)
+    )
+
+
+@njit(**JIT)
+def _chunk_rows(row):
+    """Rows handled at a time: whole groups of MAX_LANES values."""
+    least = MAX_LANES // gcd(row, MAX_LANES)
+    return least * max(1, _CHUNK // (least * row))
+
+
+@njit(**JIT)
+def _fill_scales(guess, column, row, t, scales, to):
+    """Scale codes of a token's row, as `classify` takes them."""
+    dim, shifted = guess.head_dim, guess.shifts.shape[0] > 0
+    for head in range(row // dim):
+        shift = guess.shifts[t, column // dim + head] if shifted else _i32(0)
+        for c in range(head * dim, (head + 1) * dim):
+            scales[to + c] = scale_of(guess.scales[column + c], shift)
+
+
+@njit(**JIT)
+def _fill_predictions(guess, column, row, first, rows, predictions):
+    """Predictions of some rows."""
+    dim, width, pairs = guess.head_dim, guess.means.shape[1], guess.cos.shape[1]
+    means, cos, sin = guess.means.reshape(-1), guess.cos.reshape(-1), guess.sin.reshape(-1)
+    for r in range(rows):
+        t = first + r
+        start = column + (t * width if guess.means.shape[0] > 1 else 0)
+        for at in range(0, row, dim):
+            turn_head(means, start + at, dim, cos, sin, t * pairs, pairs, guess.half, predictions, r * row + at)
+
+
+@njit(**JIT)
+def _classify_rows(guess, column, row, first, rows, form, chunk):
+    """Contexts and centres of some rows."""
+    shifted, same = guess.shifts.shape[0] > 0, guess.means.shape[0] == 1 and guess.cos.shape[1] == 0
+    if same and not shifted and first > 0:
+        return
+    for r in range(rows):
+        if shifted or first == 0:
+            _fill_scales(guess, column, row, first + r, chunk.scales, r * row)
+    if not same or first == 0:
+        _fill_predictions(guess, column, row, first, rows, chunk.predictions)
+    classify(chunk.predictions, chunk.scales, rows * row, form, chunk.contexts, chunk.centres)
+
+
+@njit(**JIT)
+def _take(matrix, column, row, first, rows, out):
+    """Copy some rows of a stream out of its matrix."""
+    flat, width = matrix.reshape(-1), matrix.shape[1]
+    for r in range(rows):
+        simd.copy_bytes(out, r * row, flat, (first + r) * width + column, 2 * row)
+
+
+@njit(**JIT)
+def _put(values, column, row, first, rows, matrix):
+    """Copy some rows of a stream into its matrix."""
+    flat, width = matrix.reshape(-1), matrix.shape[1]
+    for r in range(rows):
+        simd.copy_bytes(flat, (first + r) * width + column, values, r * row, 2 * row)
+
+
+@njit(**JIT)
+def _move(source, begin, count, target, to):
+    """Copy bytes, to lower addresses where both are in one array; fewer than _MARGIN more are read and overwritten."""
+    for i in range(0, count, _MARGIN):
+        simd.store(target, to + i, _load(source, begin + i))
+
+
+@njit(**JIT)
+def count_stream(matrix, column, row, guess, form, octaves, counts):
+    """Add the stream's tokens to counts: int64 [contexts, alphabet]. Other arguments as `encode_stream`."""
+    step = _chunk_rows(row)
+    chunk = _new_chunk(step, row)
+    for first in range(0, matrix.shape[0], step):
+        rows = min(step, matrix.shape[0] - first)
+        _classify_rows(guess, column, row, first, rows, form, chunk)
+        _take(matrix, column, row, first, rows, chunk.values)
+        count_tokens(chunk.values, chunk.contexts, chunk.centres, rows * row, octaves, form[0], counts)
+
+
+@njit(**JIT)
+def _write(matrix, column, row, guess, form, octaves, table, entries, bits):
+    """Entries of all tokens for `rans.encode`, and the raw bits; returns how many bytes these are."""
+    step = _chunk_rows(row)
+    chunk = _new_chunk(step, row)
     p, held, filled = _i64(0), _u64(0), _u64(0)
-    for first in range(0, length, CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, length - first)
-        begin, count = first * row, rows * row
-        classify(predictions, scales, first, rows, form[0], form[1], contexts[begin:], centres)
-        p, held, filled = write_tokens(
-            flat[begin:], centres, contexts[begin:], count, octaves, form[0],
-            layout, table, tokens[begin:], bits, p, held, filled,
+    for first in range(0, matrix.shape[0], step):
+        rows = min(step, matrix.shape[0] - first)
+        _classify_rows(guess, column, row, first, rows, form, chunk)
+        _take(matrix, column, row, first, rows, chunk.values)
+        p, held, filled = write(
+            chunk.values, chunk.contexts, chunk.centres, rows * row, octaves, form[0],
+            table, entries[first * row :], bits, p, held, filled,
         )  # fmt: skip
     simd.store_u64(bits, p, held)
-    p += _i64((filled + _u64(7)) >> _u64(3))
-    top = out.size
-    words = top - encode(tokens, contexts, n, lane_count(n), table, reciprocals, out, top)
-    if 4 + words + p >= 2 * n:
-        simd.store_u32(out, 0, _u32(RAW))
-        for i in range(n):
-            simd.store_u16(out, 4 + 2 * i, flat[i])
-        return 4 + 2 * n
-    simd.store_u32(out, 0, _u32(words >> 1))
-    for i in range(words):  # downwards in memory, so an overlap is copied rightly
-        out[4 + i] = out[top - words + i]
-    for i in range(p):
-        out[4 + words + i] = bits[i]
-    return 4 + words + p
+    return p + _i64((filled + _u64(7)) >> _u64(3))
 
 
 @njit(**JIT)
-def decode_stream(data, begin, end, predictions, scales, form, layout, table, values):
-    """Decode one stream into `values`; False when it is not well formed.
+def pack(entries, n, bits, raw_bytes, lanes, out):
+    """Put a stream of n symbols together in `out`, with `lanes` or, where so many cost too much, with FEW_LANES.
 
-    data: uint8 with rans.READ_AHEAD bytes behind `end`, which is below 2**31. Whatever the bytes, nothing outside
-    the arrays is read or written. Other arguments as `encode_stream`.
+    Returns the bytes used, or 0 where its values as they are would take no more. entries, bits, out: `encoding_room`,
+    filled by `kv_tokens.write`; raw_bytes: the bytes of `bits` that count.
     """
-    length, row = values.shape
-    n = length * row
+    top = out.size - _MARGIN
+    words = top - encode(entries, n, lanes, out, top)
+    if lanes > FEW_LANES and words < _WORTH * _LANE_COST * (lanes - FEW_LANES):
+        lanes = _i64(FEW_LANES)
+        words = top - encode(entries, n, lanes, out, top)
+    size = 4 + words + raw_bytes
+    if size >= 2 * n:
+        return _i64(0)
+    flag = _i64(_FEW) if lanes == FEW_LANES and n >= SMALL_STREAM else _i64(0)
+    simd.store_u32(out, 0, _u32(flag | (words >> 1)))
+    _move(out, top - words, words, out, 4)
+    _move(bits, 0, raw_bytes, out, 4 + words)
+    return size
+
+
+@njit(**JIT)
+def unpack(data, begin, end, n, states):
+    """(lanes, byte behind the states, byte where the raw bits begin) of a stream of n symbols; fills `states`.
+
+    No lanes: from the second place on, the values as they are. Lanes below 0: it is no stream. data: uint8 with
+    rans.READ_AHEAD bytes behind `end`, which is below 2**31.
+    """
+    nothing = _i64(-1), begin, begin
     if end - begin < 4:
-        return False
+        return nothing
     words = _i64(simd.load_u32(data, begin))
-    flat = values.reshape(n)
     if words == RAW:
-        if end - begin != 4 + 2 * n:
-            return False
-        for i in range(n):
-            flat[i] = simd.load_u16(data, begin + 4 + 2 * i)
-        return True
-    lanes = lane_count(n)
+        return (_i64(0), begin + 4, end) if end - begin == 4 + 2 * n else nothing
+    lanes = _i64(FEW_LANES if n < SMALL_STREAM or words & _FEW else MAX_LANES)
+    words &= _FEW - 1
     bits = begin + 4 + 2 * words
     if words < 2 * lanes or bits > end:
-        return False
-    states = np.empty(MAX_LANES, _u32)
-    p = read_states(data, begin + 4, states, lanes)
-    position, last = _i64(0), 8 * (end - bits)
-    contexts, tokens = np.empty(CHUNK_ROWS * row, _u8), np.empty(CHUNK_ROWS * row, _u8)
-    centres = np.empty(CHUNK_ROWS * row, _i32)
-    for first in range(0, length, CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, length - first)
-        count = rows * row
-        classify(predictions, scales, first, rows, form[0], form[1], contexts, centres)
-        p = decode(data, p, bits, states, lanes, contexts, count, table, tokens)
-        if p < 0:
-            return False
-        position = read(tokens, centres, count, layout, data, bits, position, last, flat[first * row :])
-        if position < 0:
-            return False
+        return nothing
+    return lanes, read_states(data, begin + 4, states, lanes), bits
+
+
+@njit(**JIT)
+def used_up(states, lanes, p, bits, position, end):
+    """Whether a decoded stream ends as its encoder began it: words up to `bits`, raw bits up to byte `end`."""
     whole = p == bits and (position + 7) >> 3 == end - bits
     for j in range(lanes):
         whole = whole and states[j] == _u32(1 << 16)
     return whole
+
+
+@njit(**JIT)
+def encode_stream(matrix, column, row, guess, form, octaves, table, entries, bits, out):
+    """Code one stream into `out`; returns the bytes used.
+
+    matrix: uint16 [tokens, width], of which columns column ... column + row - 1 are the stream's. form:
+    `kv_contexts.form_of`. octaves: `kv_tokens.octave_starts`. table: `rans.encode_table`. entries, bits, out:
+    `encoding_room`.
+    """
+    n = matrix.shape[0] * row
+    raw_bytes = _write(matrix, column, row, guess, form, octaves, table, entries, bits)
+    size = pack(entries, n, bits, raw_bytes, _i64(MAX_LANES if n >= SMALL_STREAM else FEW_LANES), out)
+    if size > 0:
+        return size
+    simd.store_u32(out, 0, _u32(RAW))
+    flat, width = matrix.reshape(-1), matrix.shape[1]
+    for t in range(matrix.shape[0]):
+        simd.copy_bytes(out, 4 + 2 * t * row, flat, t * width + column, 2 * row)
+    return 4 + 2 * n
+
+
+@njit(**JIT)
+def _read_raw(data, begin, matrix, column, row):
+    flat, width = matrix.reshape(-1), matrix.shape[1]
+    for t in range(matrix.shape[0]):
+        simd.copy_bytes(flat, t * width + column, data, begin + 2 * t * row, 2 * row)
+
+
+@njit(**JIT)
+def decode_stream(data, begin, end, guess, form, bins, table, matrix, column, row):
+    """Decode one stream into its columns of `matrix`; False when it is not well formed.
+
+    data: uint8 with rans.READ_AHEAD bytes behind `end`, which is below 2**31. bins: `kv_tokens.token_bins`. table:
+    `rans.decode_table`. Whatever the bytes, nothing outside the arrays is read or written. Other arguments as
+    `encode_stream`.
+    """
+    states = np.empty(MAX_LANES, _u32)
+    lanes, p, bits = unpack(data, begin, end, matrix.shape[0] * row, states)
+    if lanes <= 0:
+        if lanes == 0:
+            _read_raw(data, p, matrix, column, row)
+        return lanes == 0
+    position, last = _i64(0), 8 * (end - bits)
+    step = _chunk_rows(row)
+    chunk = _new_chunk(step, row)
+    for first in range(0, matrix.shape[0], step):
+        rows = min(step, matrix.shape[0] - first)
+        count = rows * row
+        _classify_rows(guess, column, row, first, rows, form, chunk)
+        p = decode(data, p, bits, states, lanes, chunk.contexts, count, table, chunk.tokens)
+        if p < 0:
+            return False
+        position = read(
+            chunk.tokens, chunk.contexts, chunk.centres, count, bins, data, bits, position, last, chunk.values
+        )
+        if position < 0:
+            return False
+        _put(chunk.values, column, row, first, rows, matrix)
+    return used_up(states, lanes, p, bits, position, end)

@@ -1,203 +1,273 @@
-"""Floats as tokens under a prediction: the modelling half of the entropy coder.
+"""Scalars as tokens under a context and a centre (`kv_contexts`): the modelling half of the entropy coder.
 
-A 16-bit float is worked on as its *ordinal*: sign-magnitude bits as two's complement, which is monotone in the value.
-The sign of the prediction is folded away (both are mirrored when it is negative), so below it is never negative.
+A scalar is worked on as its *ordinal*: sign-magnitude bits as two's complement, which is monotone in the value. The
+sign of the prediction is folded away: where it is negative, the ordinal is mirrored.
 
-- **near**: the prediction is within about 2.8 scales of zero. The token says the sign and the value's place among
-  octaves around the scale: 1 to 8 bins an octave, densest where a bell curve changes fastest.
-- **far**: the token says the sign and size of ordinal(value) - ordinal(prediction): below 16 exactly, above as exponent
-  and two bits (the hybrid integers of JPEG XL, ISO/IEC 18181-1, annex C).
+- **near**: the token says the sign and the value's place among octaves around the scale: 1 to 8 bins an octave,
+  densest where a bell curve changes fastest.
+- **far**: the token says the sign and size of ordinal(value) - centre: below 16 exactly, above as exponent and two bits
+  (the hybrid integers of JPEG XL, ISO/IEC 18181-1, annex C).
 
-What a token leaves open are raw bits. Token 127 is the escape, followed by all 16 bits of the ordinal. The context of
-near tokens is (|prediction| / scale in half octaves, where the scale lies in its octave), that of far tokens is
-scale / ulp(prediction) in half octaves. Logarithms are the leading bits of a float32: exponent and 3 mantissa bits.
+What a token leaves open are raw bits. Token 127 is the escape, followed by all 16 bits of the ordinal.
 """
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels import simd
+from prolepsis.kernels import avx512, simd
+from prolepsis.kernels.kv_contexts import CONTEXTS, NEAR_CONTEXTS
 from prolepsis.kernels.rans import ALPHABET, JIT
 
 ESCAPE = ALPHABET - 1
-CHUNK_ROWS = 32  # tokens of a stream handled at a time: any row length then keeps whole groups of 32 lanes
-CONSTANT = 0  # scale code of a channel that never leaves its mean
-_CONSTANT_SHIFT = 1 << 14  # far below every code, so that such a channel is always "far", in the narrowest context
+_BINS = ALPHABET // 2
 
 # Bins of the near layout, as log2 per octave, lowest octave (scale * 2**-10) first; the last is scale * 2**3.
 _LOWEST_OCTAVE = -10
 _OCTAVE_BITS = (0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 3, 3, 2, 1)
+_OCTAVES = len(_OCTAVE_BITS)
+_OCTAVE_TABLE = 32
+_RAW_BITS = 5  # of an entry that say how many raw bits follow
 
-_NEAR_LIMIT = 12  # |prediction| / scale in eighths of an octave from which a scalar is "far"
-_NEAR_CONTEXTS = 40
-_FAR_CONTEXTS = 32
-CONTEXTS = _NEAR_CONTEXTS + _FAR_CONTEXTS
+_u8, _u16, _i16, _i64, _u32, _u64 = np.uint8, np.uint16, np.int16, np.int64, np.uint32, np.uint64
 
-_u8, _u16, _i32, _i64, _u32, _u64 = np.uint8, np.uint16, np.int32, np.int64, np.uint32, np.uint64
-
-_load8, _load32 = simd.loader(simd.I8x16), simd.loader(simd.I32x16)
-_widen, _narrow16 = simd.converter(simd.I32x16, "zext"), simd.converter(simd.I16x16, "trunc")
-_ones = simd.constant([1] * 16)
-_up1, _up2, _up4, _up8 = (simd.shuffler(simd.I32x16, [16] * k + list(range(16 - k))) for k in (1, 2, 4, 8))
-
-
-def octave_starts(mantissa_bits: int) -> NDArray[np.int32]:
-    """Per octave of the near layout: first bin << 8 | low bits of the mantissa left open. int32 [octaves]."""
-    starts = np.cumsum([0, *(1 << bits for bits in _OCTAVE_BITS[:-1])])
-    return np.array([s << 8 | mantissa_bits - b for s, b in zip(starts, _OCTAVE_BITS, strict=True)], np.int32)
-
-
-def token_layout(mantissa_bits: int) -> NDArray[np.int32]:
-    """What each token stands for: base << 6 | escape << 5 | raw bits. int32 [256], far tokens first, then near ones."""
-    far, near = np.zeros(ALPHABET, np.int64), np.zeros(ALPHABET, np.int64)
-    for token in range(ESCAPE):
-        size = token >> 1
-        if size < 16:
-            far[token] = size << 6
-        else:
-            raw = 2 + ((size - 16) >> 2)
-            far[token] = ((4 + ((size - 16) & 3)) << raw) << 6 | raw
-    for octave, bits in enumerate(_OCTAVE_BITS):
-        raw = mantissa_bits - bits
-        first = int(octave_starts(mantissa_bits)[octave]) >> 8
-        for part in range(1 << bits):
-            base = ((octave + _LOWEST_OCTAVE) << mantissa_bits) + (part << raw)
-            near[2 * (first + part) : 2 * (first + part) + 2] = base << 6 | raw
-    far[ESCAPE] = near[ESCAPE] = 1 << 5 | 16
-    return np.concatenate([far, near]).astype(np.int32)
+_load8, _load16 = simd.loader(simd.I8x32), simd.loader(simd.I16x32)
+_widen16, _widen32 = simd.converter(simd.I16x32, "zext"), simd.converter(simd.I32x16, "zext")
+_upper = simd.shuffler(simd.I16x32, range(1, 64, 2))
+_first_half, _second_half = simd.shuffler(simd.I16x32, range(16)), simd.shuffler(simd.I16x32, range(16, 32))
+_as_halves = simd.converter(simd.I16x32, "bitcast")
+_as_words, _as_longs = simd.converter(simd.I32x16, "bitcast"), simd.converter(simd.I64x8, "bitcast")
+_zeros = simd.constant(simd.I16x32, [0] * 32)
+_ones = simd.constant(simd.I16x32, [0xFFFF] * 32)
+_low_bits = simd.constant(simd.I16x32, [(1 << min(n, 16)) - 1 for n in range(32)])
+_up1, _up2, _up4, _up8, _up16 = (
+    simd.shuffler(simd.I16x32, [32] * k + list(range(32 - k))) for k in (1, 2, 4, 8, 16)
+)
+_lane0, _lane1, _lane2, _lane3, _lane4, _lane5, _lane6, _lane7 = (simd.lane(k) for k in range(8))
+_last = simd.lane(-1)
 
 
-@njit(**JIT)
-def classify(prediction, scales, first, rows, mantissa_bits, exponent_bias, contexts, centres):
-    """Context and centre of every scalar in `rows` rows, from its prediction and its channel's scale.
+def octave_starts(mantissa_bits: int) -> NDArray[np.int16]:
+    """Per octave of the near layout: first bin << 8 | raw bits. int16 [32], of which the first 14 count."""
+    bits = [min(b, mantissa_bits) for b in _OCTAVE_BITS]
+    starts = np.cumsum([0, *(1 << b for b in bits[:-1])])
+    table = np.zeros(_OCTAVE_TABLE, np.int16)
+    table[:_OCTAVES] = [s << 8 | mantissa_bits - b for s, b in zip(starts, bits, strict=True)]
+    return table
 
-    prediction: uint32 [tokens, row], bits of finite float32. scales: int32 [row], scale codes (`scale_code`).
-    mantissa_bits, exponent_bias: 7, 0 for bf16; 10, 112 for fp16. Writes contexts uint8 and centres int32
-    (ordinal << 2 | sign of the prediction << 1 | near) [rows * row].
+
+def token_bins(mantissa_bits: int) -> NDArray[np.int16]:
+    """What each bin stands for: the smallest size in it >> raw bits << 5 | raw bits. int16 [128], far bins, then near.
+
+    No bin holds the escape, which is token 127 in both layouts.
     """
-    row = scales.size
-    largest = _i32(((1 << (15 - mantissa_bits)) - 1) << mantissa_bits)
-    for r in range(rows):
-        for j in range(row):
-            bits = prediction[first + r, j]
-            size = _i32(bits & _u32(0x7FFFFFFF))
-            height = size >> _i32(20)
-            scale = scales[j] if scales[j] != CONSTANT else _i32(-_CONSTANT_SHIFT)
-            apart = _i32(height - scale)
-            near = apart < _NEAR_LIMIT
-            ratio = _i32(max(_i32(apart + 28), _i32(0)) >> _i32(2))
-            near_context = _i32(ratio * 4 + ((scale >> _i32(1)) & _i32(3)))
-            width = _i32((scale >> _i32(2)) - ((height >> _i32(3)) << _i32(1)) + 2 * mantissa_bits + 8)
-            far_context = _i32(_NEAR_CONTEXTS + min(max(width, _i32(0)), _i32(_FAR_CONTEXTS - 1)))
-            octave = _i32(max((scale >> _i32(3)) - exponent_bias, 0) << mantissa_bits)
-            centre = min(octave, largest) if near else _i32(_ordinal(_u32(size), mantissa_bits))
-            contexts[r * row + j] = _u8(near_context if near else far_context)
-            flags = _u32(2 if bits >> _u32(31) else 0) | _u32(1 if near else 0)
-            centres[r * row + j] = _i32((_u32(centre) << _u32(2)) | flags)
+    far, near = np.zeros(_BINS, np.int16), np.zeros(_BINS, np.int16)
+    far[:16] = np.arange(16) << _RAW_BITS
+    for size in range(16, _BINS):
+        far[size] = (4 + (size & 3)) << _RAW_BITS | 2 + ((size - 16) >> 2)
+    for octave, entry in enumerate(octave_starts(mantissa_bits)[:_OCTAVES].tolist()):
+        first, raw = entry >> 8, entry & 255
+        parts = 1 << (mantissa_bits - raw)
+        near[first : first + parts] = ((octave + _LOWEST_OCTAVE) * parts + np.arange(parts)) << _RAW_BITS | raw
+    return np.concatenate([far, near])
 
 
-@njit(inline="always")
-def _ordinal(size, mantissa_bits):
-    """float32 bits without sign, rounded to nearest even in the cache's dtype, as an ordinal."""
-    if mantissa_bits == 7:
-        return (size + _u32(0x7FFF) + ((size >> _u32(16)) & _u32(1))) >> _u32(16)
-    return _half_ordinal(size)
+def raw_bits(bins: NDArray[np.int16]) -> NDArray[np.int64]:
+    """How many raw bits follow each token of each context: int64 [contexts, 128]. bins: `token_bins`."""
+    counts = np.repeat(bins.astype(np.int64) & ((1 << _RAW_BITS) - 1), 2).reshape(2, ALPHABET)
+    counts[:, ESCAPE] = 16
+    far, near = counts
+    return np.concatenate([np.tile(near, (NEAR_CONTEXTS, 1)), np.tile(far, (CONTEXTS - NEAR_CONTEXTS, 1))])
 
 
 @njit(**JIT)
-def _half_ordinal(size):
-    if size >= _u32(113 << 23):  # normal in fp16
-        rounded = (size - _u32(112 << 23) + _u32(0xFFF) + ((size >> _u32(13)) & _u32(1))) >> _u32(13)
-        return _u32(min(rounded, _u32(0x7C00)))
-    shift = _u32(126) - (size >> _u32(23))  # subnormal: the mantissa in units of 2**-24
-    if shift > _u32(24):
-        return _u32(0)
-    mantissa = (size & _u32(0x7FFFFF)) | _u32(0x800000)
-    half = (_u32(1) << (shift - _u32(1))) - _u32(1) + ((mantissa >> shift) & _u32(1))
-    return _u32((mantissa + half) >> shift)
-
-
-@njit(**JIT)
-def ordinal_of(bits):
-    """Bits of a 16-bit float as an integer in the order of the values: ... -inf < -1.0 < -0.0 = -1 < 0 = 0.0 < ..."""
-    return _i64(bits) if bits < _u16(0x8000) else ~_i64(bits & _u16(0x7FFF))
+def ordinal_of(scalar):
+    """A scalar's 16 bits as an integer in the order of the values: ... -inf < -1.0 < -0.0 = -1 < 0 = 0.0 < ..."""
+    return _i64(scalar) if scalar < _u16(0x8000) else ~_i64(scalar & _u16(0x7FFF))
 
 
 @njit(inline="always")
-def _token(bits, centre, octaves, mantissa_bits):
-    """(token, size, ordinal) of a 16-bit float under a centre; the token is ESCAPE when no bin holds the size.
+def _token(scalar, context, centre, octaves, mantissa_bits):
+    """(token, raw bits, how many, ordinal) of a scalar; the token is ESCAPE when no bin holds it.
 
     Without branches: near and far scalars alternate at random.
     """
-    ordinal = ordinal_of(bits)
-    folded = ordinal ^ -_i64((centre >> 1) & 1)
-    middle, near = _i64(centre >> 2), (centre & 1) == 1
+    ordinal = ordinal_of(scalar)
+    folded = ordinal ^ -_i64(centre >> 15)
+    middle, near = _i64(centre & 0x7FFF), context < NEAR_CONTEXTS
     difference = folded - (0 if near else middle)
     sign = difference >> 63
     size = (difference ^ sign) - (middle if near else 0)
     octave = (size >> mantissa_bits) - _LOWEST_OCTAVE
-    inside = _u64(octave) < _u64(octaves.size)
+    inside = _u64(octave) < _u64(_OCTAVES)
     entry = octaves[_u64(octave) if inside else _u64(0)]
-    part = (size & ((1 << mantissa_bits) - 1)) >> (entry & 255)
-    near_bin = (entry >> 8) + part if inside else 64
+    near_raw = _i64(entry & 255)
+    part = (size & ((1 << mantissa_bits) - 1)) >> near_raw
+    near_bin = (entry >> 8) + part if inside else _BINS
     length = _i64(simd.bit_length(_u64(size)))
     raw = length - 3 if length > 5 else 2
     far_bin = size if size < 16 else 4 * raw + (size >> raw) + 4
     token = 2 * (near_bin if near else far_bin) - sign
-    return min(token, ESCAPE), size, ordinal
+    count = near_raw if near else (raw if size >= 16 else 0)
+    return min(token, ESCAPE), size & ((1 << count) - 1), count, ordinal
 
 
 @njit(**JIT)
-def count_tokens(values, centres, contexts, n, octaves, mantissa_bits, counts):
-    """Add the n tokens to counts: int64 [CONTEXTS, ALPHABET]. values: uint16 bits of the floats."""
+def count_tokens(values, contexts, centres, n, octaves, mantissa_bits, counts):
+    """Add the n tokens to counts: int64 [contexts, ALPHABET]. values: uint16, the scalars."""
     for i in range(n):
-        token, _, _ = _token(values[i], centres[i], octaves, mantissa_bits)
+        token, _, _, _ = _token(values[i], contexts[i], centres[i], octaves, mantissa_bits)
         counts[contexts[i], token] += 1
 
 
-@njit(**JIT)
-def write_tokens(values, centres, contexts, n, octaves, mantissa_bits, layout, table, tokens, bits, p, held, filled):
-    """Tokens of n values, and their raw bits from byte p of `bits` on, the lowest first.
+@njit(inline="always")
+def _append(bits, p, held, filled, raw, count):
+    """Write `count` <= 64 raw bits behind the `filled` < 8 ones of `held`, lowest first, from byte p on."""
+    total = filled + count
+    merged = held | (raw << filled)
+    simd.store_u64(bits, p, merged)
+    p += _i64(total >> _u64(3))
+    over = (raw >> _u64(1)) >> (_u64(63) - filled)
+    held = over if total >= _u64(64) else merged >> (total & _u64(0x38))
+    return p, held, total & _u64(7)
 
-    A token that `table` (`rans.encode_table`) gives no probability becomes the escape. `held` are the `filled` < 8
-    bits not yet written by the call before; returns (p, held, filled). Needs 2 n + 8 bytes from p.
+
+@njit(**JIT)
+def write_scalar(values, contexts, centres, n, octaves, mantissa_bits, table, entries, bits, p, held, filled):
+    """Tokens of n scalars for `rans.encode`, and their raw bits from byte p of `bits` on, the lowest first.
+
+    table: `rans.encode_table`. Writes entries: uint32 [n], the table's entry of each token; one that has no probability
+    becomes the escape. `held` are the `filled` < 8 bits not yet written by the call before; returns (p, held, filled).
+    Needs 2 n + 8 bytes from p.
     """
     for i in range(n):
-        token, size, ordinal = _token(values[i], centres[i], octaves, mantissa_bits)
-        if table[(_u64(contexts[i]) << _u64(7)) | _u64(token)] >> _u32(16) == 0:
-            token = ESCAPE
-        entry = layout[((_u64(centres[i]) & _u64(1)) << _u64(7)) | _u64(token)]
-        raw = _u64(ordinal & 0xFFFF if token == ESCAPE else size - _i64(entry >> 6))
-        tokens[i] = _u8(token)
-        held |= raw << filled
-        filled += _u64(entry & 31)
-        simd.store_u64(bits, p, held)
-        p += _i64(filled >> _u64(3))
-        held >>= filled & _u64(0x38)
-        filled &= _u64(7)
+        token, raw, count, ordinal = _token(values[i], contexts[i], centres[i], octaves, mantissa_bits)
+        row = _u64(contexts[i]) << _u64(7)
+        entry = table[row | _u64(token)]
+        if token == ESCAPE or entry >> _u32(16) == 0:
+            entry, raw, count = table[row | _u64(ESCAPE)], ordinal & 0xFFFF, 16
+        entries[i] = entry
+        p, held, filled = _append(bits, p, held, filled, _u64(raw), _u64(count))
     return p, held, filled
 
 
-@njit(**JIT)
-def read_scalar(tokens, centres, n, layout, bits, start, position, end, values):
-    """The n floats of `tokens`: uint16 into values. Returns the next bit position, or -1 as soon as it passes `end`.
+@njit(inline="always")
+def _mask(condition):
+    """16 ones where the condition holds."""
+    return simd.select(condition, _ones(), 0)
 
-    bits: uint8 with rans.READ_AHEAD readable bytes behind the stream; the stream begins at byte `start`, and
-    `position`, `end` count bits from there.
+
+@njit(inline="always")
+def _near_tokens(size, octaves, mantissa_bits):
+    """(bin, how many raw bits) of near scalars."""
+    octave = simd.add(simd.shift_right_signed(size, mantissa_bits), -_LOWEST_OCTAVE)
+    entry = avx512.look_up(octaves, octave)
+    raw = simd.bit_and(entry, 255)
+    part = simd.shift_right(simd.bit_and(size, (1 << mantissa_bits) - 1), raw)
+    token_bin = simd.add(simd.shift_right(entry, 8), part)
+    return simd.select(simd.less(octave, _OCTAVES), token_bin, _BINS), raw
+
+
+@njit(inline="always")
+def _far_tokens(size):
+    """(bin, how many raw bits) of far scalars."""
+    raw = simd.maximum_signed(simd.sub(simd.broadcast(size, 13), simd.leading_zeros(size)), 2)
+    large = simd.at_least(size, 16)
+    token_bin = simd.add(simd.add(simd.shift_left(raw, 2), simd.shift_right(size, raw)), 4)
+    return simd.select(large, token_bin, size), simd.select(large, raw, 0)
+
+
+@njit(inline="always")
+def _tokens(values, contexts, centres, i, octaves, mantissa_bits):
+    """(token, size, how many raw bits, ordinal, context) of 32 scalars: `_token` in vectors."""
+    scalar, centre, context = _load16(values, i), _load16(centres, i), _widen16(_load8(contexts, i))
+    ordinal = simd.bit_xor(scalar, simd.bit_and(simd.shift_right_signed(scalar, 15), 0x7FFF))
+    folded = simd.bit_xor(ordinal, simd.shift_right_signed(centre, 15))
+    near, middle = simd.less(context, NEAR_CONTEXTS), simd.bit_and(centre, 0x7FFF)
+    start = simd.select(near, _zeros(), middle)
+    negative = simd.less_signed(folded, start)
+    size = simd.bit_xor(simd.sub(folded, start), _mask(negative))
+    size = simd.sub(size, simd.sub(middle, start))
+    near_bin, near_raw = _near_tokens(size, octaves, mantissa_bits)
+    far_bin, far_raw = _far_tokens(size)
+    token_bin = simd.select(near, near_bin, far_bin)
+    token = simd.add(simd.add(token_bin, token_bin), simd.select(negative, simd.broadcast(size, 1), 0))
+    return simd.minimum(token, ESCAPE), size, simd.select(near, near_raw, far_raw), ordinal, context
+
+
+@njit(inline="always")
+def _entries(table, place):
+    """(of the first 16, of the second 16, whether each has no probability)."""
+    first = avx512.gather(table, _widen32(_first_half(place, place)))
+    second = avx512.gather(table, _widen32(_second_half(place, place)))
+    return first, second, simd.equal(_upper(_as_halves(first), _as_halves(second)), 0)
+
+
+@njit(inline="always")
+def _append_all(bits, p, held, filled, raw, count):
+    """`_append` the raw bits of 32 scalars, `count` <= 16 of each, merged to eight times four first."""
+    pairs, lengths = _as_words(raw), _as_words(count)
+    length = simd.bit_and(lengths, 0xFFFF)
+    pairs = simd.bit_or(simd.bit_and(pairs, 0xFFFF), simd.shift_left(simd.shift_right(pairs, 16), length))
+    lengths = _as_longs(simd.add(length, simd.shift_right(lengths, 16)))
+    fours, length = _as_longs(pairs), simd.bit_and(lengths, 0xFFFFFFFF)
+    fours = simd.bit_or(simd.bit_and(fours, 0xFFFFFFFF), simd.shift_left(simd.shift_right(fours, 32), length))
+    lengths = simd.add(length, simd.shift_right(lengths, 32))
+    p, held, filled = _append(bits, p, held, filled, _lane0(fours), _lane0(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane1(fours), _lane1(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane2(fours), _lane2(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane3(fours), _lane3(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane4(fours), _lane4(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane5(fours), _lane5(lengths))
+    p, held, filled = _append(bits, p, held, filled, _lane6(fours), _lane6(lengths))
+    return _append(bits, p, held, filled, _lane7(fours), _lane7(lengths))
+
+
+@njit(**JIT)
+def write_avx512(values, contexts, centres, n, octaves, mantissa_bits, table, entries, bits, p, held, filled):
+    """`write_scalar`, 32 scalars at a time."""
+    whole = n - n % 32
+    starts = _load16(octaves, 0)
+    for i in range(0, whole, 32):
+        token, raw, count, ordinal, context = _tokens(values, contexts, centres, i, starts, mantissa_bits)
+        row = simd.shift_left(context, 7)
+        first, second, impossible = _entries(table, simd.bit_or(row, token))
+        if simd.count(impossible) > 0:
+            token = simd.select(impossible, simd.broadcast(token, ESCAPE), token)
+            first, second, impossible = _entries(table, simd.bit_or(row, token))
+        simd.store(entries, i, first)
+        simd.store(entries, i + 16, second)
+        escape = simd.equal(token, ESCAPE)
+        count = simd.select(escape, simd.broadcast(count, 16), count)
+        raw = simd.bit_and(simd.select(escape, ordinal, raw), avx512.look_up(_low_bits(), count))
+        p, held, filled = _append_all(bits, p, held, filled, raw, count)
+    rest = n - whole
+    return write_scalar(
+        values[whole:], contexts[whole:], centres[whole:], rest, octaves, mantissa_bits, table,
+        entries[whole:], bits, p, held, filled,
+    )  # fmt: skip
+
+
+@njit(**JIT)
+def read_scalar(tokens, contexts, centres, n, bins, bits, start, position, end, values):
+    """The n scalars of `tokens`: uint16 into values. Returns the next bit position, or -1 as soon as it passes `end`.
+
+    bins: `token_bins`. bits: uint8 with rans.READ_AHEAD readable bytes behind the stream; the stream begins at byte
+    `start`, and `position`, `end` count bits from there.
     """
     for i in range(n):
         if position > end:
             return -1
-        centre = centres[i]
-        entry = layout[((centre & 1) << 7) | _i32(tokens[i])]
+        token, near = _i64(tokens[i]), -_i64(contexts[i] < NEAR_CONTEXTS)
+        entry = _i64(bins[(near & _BINS) + (token >> 1)])
+        escape = token == ESCAPE
+        count = 16 if escape else entry & ((1 << _RAW_BITS) - 1)
         word = simd.load_u32(bits, start + (position >> 3)) >> _u32(position & 7)
-        count = entry & 31
-        size = (entry >> 6) + _i64(word & _u32((1 << count) - 1))
-        sign = -_i64(tokens[i] & 1)
-        middle, near = _i64(centre >> 2), -_i64(centre & 1)
+        raw = _i64(word & _u32((1 << count) - 1))
+        size = ((entry >> _RAW_BITS) << count) + raw
+        sign, middle = -(token & 1), _i64(centres[i] & _u16(0x7FFF))
         folded = (middle & ~near) + (((middle & near) + size) ^ sign)
-        ordinal = size if entry & 32 else folded ^ -_i64((centre >> 1) & 1)
+        ordinal = raw if escape else folded ^ -_i64(centres[i] >> 15)
         values[i] = _u16(ordinal & 0xFFFF)
         position += count
     for i in range(n):  # apart from the loop above, where it would become a branch that cannot be foreseen
@@ -205,36 +275,55 @@ def read_scalar(tokens, centres, n, layout, bits, start, position, end, values):
     return position
 
 
+@njit(inline="always")
+def _raw_bits(bits, start, position, count):
+    """(the next `count` <= 16 bits of each of 32 lanes, how many these are altogether)."""
+    total = simd.add(count, _up1(count, _zeros()))
+    total = simd.add(total, _up2(total, _zeros()))
+    total = simd.add(total, _up4(total, _zeros()))
+    total = simd.add(total, _up8(total, _zeros()))
+    total = simd.add(total, _up16(total, _zeros()))
+    at = simd.add(simd.sub(total, count), _u16(position & 15))
+    # All 32 lie within 33 words of 16 bits, the last of which only the second load holds.
+    word, bit = simd.shift_right(at, 4), simd.bit_and(at, 15)
+    byte = start + ((position >> 4) << 1)
+    low = avx512.look_up(_load16(bits, byte), word)
+    high = avx512.look_up(_load16(bits, byte + 2), word)
+    upper = simd.shift_left(simd.add(high, high), simd.bit_xor(bit, 15))
+    raw = simd.bit_or(simd.shift_right(low, bit), upper)
+    return simd.bit_and(raw, avx512.look_up(_low_bits(), count)), _i64(_last(total))
+
+
 @njit(**JIT)
-def read_avx512(tokens, centres, n, layout, bits, start, position, end, values):
-    """`read_scalar`, 16 floats at a time."""
-    whole = n - n % 16
-    for i in range(0, whole, 16):
+def read_avx512(tokens, contexts, centres, n, bins, bits, start, position, end, values):
+    """`read_scalar`, 32 scalars at a time."""
+    whole = n - n % 32
+    far_low, far_high = _load16(bins, 0), _load16(bins, 32)
+    near_low, near_high = _load16(bins, 64), _load16(bins, 96)
+    for i in range(0, whole, 32):
         if position > end:
             return -1
-        token, centre = _widen(_load8(tokens, i)), _load32(centres, i)
-        near = simd.bit_and(centre, 1)
-        entry = simd.gather(layout, simd.bit_or(simd.shift_left(near, 7), token))
-        count = simd.bit_and(entry, 31)
-        total = simd.add(count, _up1(count, simd.zeros()))
-        total = simd.add(total, _up2(total, simd.zeros()))
-        total = simd.add(total, _up4(total, simd.zeros()))
-        total = simd.add(total, _up8(total, simd.zeros()))
-        at = simd.add(simd.sub(total, count), position)
-        word = simd.gather_bytes(bits, simd.add(simd.shift_right(at, 3), start))
-        word = simd.shift_right(word, simd.bit_and(at, 7))
-        raw = simd.bit_and(word, simd.sub(simd.shift_left(_ones(), count), 1))
-        size = simd.add(simd.shift_right_signed(entry, 6), raw)
-        sign = simd.sub(simd.zeros(), simd.bit_and(token, 1))
-        middle, is_near = simd.shift_right(centre, 2), simd.not_equal(near, 0)
-        before = simd.select(is_near, middle, 0)
+        token, centre, context = _widen16(_load8(tokens, i)), _load16(centres, i), _load8(contexts, i)
+        near, escape = simd.less(context, NEAR_CONTEXTS), simd.equal(token, ESCAPE)
+        token_bin = simd.shift_right(token, 1)
+        far_entry = avx512.look_up_two(far_low, token_bin, far_high)
+        entry = simd.select(near, avx512.look_up_two(near_low, token_bin, near_high), far_entry)
+        count = simd.bit_and(entry, (1 << _RAW_BITS) - 1)
+        raw, total = _raw_bits(bits, start, position, simd.select(escape, simd.broadcast(count, 16), count))
+        size = simd.add(simd.shift_left(simd.shift_right_signed(entry, _RAW_BITS), count), raw)
+        sign = simd.shift_right_signed(simd.shift_left(token, 15), 15)
+        middle = simd.bit_and(centre, 0x7FFF)
+        before = simd.select(near, middle, 0)
         folded = simd.add(simd.sub(middle, before), simd.bit_xor(simd.add(before, size), sign))
-        flip = simd.sub(simd.zeros(), simd.bit_and(simd.shift_right(centre, 1), 1))
-        ordinal = simd.select(simd.not_equal(simd.bit_and(entry, 32), 0), size, simd.bit_xor(folded, flip))
-        negative = simd.shift_right_signed(simd.shift_left(ordinal, 16), 31)
-        simd.store(values, i, _narrow16(simd.bit_xor(ordinal, simd.bit_and(negative, 0x7FFF))))
-        position += _i64(simd.last(total))
-    return read_scalar(tokens[whole:], centres[whole:], n - whole, layout, bits, start, position, end, values[whole:])
+        ordinal = simd.select(escape, raw, simd.bit_xor(folded, simd.shift_right_signed(centre, 15)))
+        flip = simd.bit_and(simd.shift_right_signed(ordinal, 15), 0x7FFF)
+        simd.store(values, i, simd.bit_xor(ordinal, flip))
+        position += total
+    rest = n - whole
+    return read_scalar(
+        tokens[whole:], contexts[whole:], centres[whole:], rest, bins, bits, start, position, end, values[whole:]
+    )
 
 
 read = read_avx512 if simd.AVX512 else read_scalar
+write = write_avx512 if simd.AVX512 else write_scalar

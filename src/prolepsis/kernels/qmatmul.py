@@ -127,3 +127,11 @@ def unpack_row(weights, matrix, row, out, at):
         else:
             value = _quantised(data, kind, cell, lane, inside)
         out[at + c] = value
+
+
+@njit(cache=True)
+def unpack_rows(weights, matrix, rows, out):
+    """out[i] = row rows[i] of a matrix. rows: int64 [n]. out: float32 [n, columns]."""
+    flat = out.reshape(-1)
+    for i in range(len(rows)):
+        unpack_row(weights, matrix, rows[i], flat, i * out.shape[1])

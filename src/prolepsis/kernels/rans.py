@@ -12,12 +12,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels import simd
+from prolepsis.kernels import avx512, simd
 
 PROBABILITY_BITS = 12
 PROBABILITY_ONE = 1 << PROBABILITY_BITS
 ALPHABET = 128
-MAX_LANES = 32
+MAX_LANES, FEW_LANES = 32, 4
 SMALL_STREAM = 8192  # symbols; below it the 3 bytes a lane costs weigh more than the speed of vectors
 READ_AHEAD = 128  # bytes that must exist, with any content, behind what the decoders are given
 
@@ -30,9 +30,8 @@ _load8, _load16 = simd.loader(simd.I8x16), simd.loader(simd.I16x16)
 _load32 = simd.loader(simd.I32x16)
 _widen, _narrow8 = simd.converter(simd.I32x16, "zext"), simd.converter(simd.I8x16, "trunc")
 _narrow16 = simd.converter(simd.I16x16, "trunc")
-_first8, _second8 = simd.shuffler(simd.I32x16, range(8)), simd.shuffler(simd.I32x16, range(8, 16))
-_widen64, _narrow32 = simd.converter(simd.I64x8, "zext"), simd.converter(simd.I32x8, "trunc")
-_join = simd.shuffler(simd.I32x8, range(16))
+_to_float, _to_int = simd.converter(simd.F32x16, "uitofp"), simd.converter(simd.I32x16, "fptosi")
+_iota = simd.constant(simd.I32x16, range(16))
 
 
 def decode_table(frequencies: NDArray[np.uint16]) -> NDArray[np.uint32]:
@@ -47,22 +46,11 @@ def decode_table(frequencies: NDArray[np.uint16]) -> NDArray[np.uint32]:
     return (token | offset << 7 | np.repeat(flat.ravel(), flat.ravel()) << 19).astype(np.uint32)
 
 
-def encode_table(frequencies: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """Per (context, token): uint32 cumulative | frequency << 16, and uint64 ceil(2**44 / frequency).
-
-    The reciprocal divides exactly: a state before division is below frequency * 2**20.
-    """
-    flat = frequencies.astype(np.uint64)
-    start = np.cumsum(flat, axis=1, dtype=np.uint64) - flat
-    safe = np.maximum(flat, 1)
-    reciprocal = ((np.uint64(1) << np.uint64(44)) + safe - np.uint64(1)) // safe
-    return (start | flat << np.uint64(16)).astype(np.uint32).ravel(), reciprocal.ravel()
-
-
-@njit(**JIT)
-def lane_count(symbols):
-    """Lanes of a stream: part of the format."""
-    return np.int64(MAX_LANES) if symbols >= SMALL_STREAM else np.int64(4)
+def encode_table(frequencies: NDArray[np.uint16]) -> NDArray[np.uint32]:
+    """uint32 [contexts * 128], per (context, token): cumulative frequency | frequency << 16."""
+    flat = frequencies.astype(np.uint32)
+    start = np.cumsum(flat, axis=1, dtype=np.uint32) - flat
+    return (start | flat << np.uint32(16)).ravel()
 
 
 @njit(**JIT)
@@ -96,29 +84,29 @@ def decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens):
 
 
 @njit(**JIT)
-def encode_scalar(tokens, contexts, n, lanes, table, reciprocals, words, p):
+def encode_scalar(entries, n, lanes, words, p):
     """Encode n tokens into `words` (uint8), downwards from byte p; returns where the stream begins.
 
-    Needs 2 n + 4 lanes + 32 bytes below p.
+    entries: uint32, what `encode_table` says of each token, with a frequency above 0. Needs 2 n + 4 lanes + 32 bytes
+    below p.
     """
     states = np.full(lanes, _LOW, _u32)
     j = n % lanes
     for i in range(n - 1, -1, -1):
         j = (j if j > 0 else lanes) - 1
-        states[j], p = _push(states[j], tokens[i], contexts[i], table, reciprocals, words, p)
+        states[j], p = _push(states[j], entries[i], words, p)
     return write_states(words, p, states, lanes)
 
 
 @njit(inline="always")
-def _push(x, token, context, table, reciprocals, words, p):
-    k = (_u32(context) << _u32(7)) | _u32(token)
-    frequency = table[k] >> _u32(16)
+def _push(x, entry, words, p):
+    frequency = entry >> _u32(16)
     full = (x >> _u32(20)) >= frequency
     simd.store_u16(words, p - 2, x & _u32(0xFFFF))  # overwritten by the next symbol's where the lane is not full
     p -= 2 if full else 0
     x = x >> _u32(16) if full else x
-    quotient = _u32((_u64(x) * reciprocals[k]) >> _u64(44))
-    return _u32((quotient << _u32(12)) + (x - quotient * frequency) + (table[k] & _u32(0xFFFF))), p
+    rest = (_u32(PROBABILITY_ONE) - frequency) * (x // frequency)
+    return _u32(x + rest + (entry & _u32(0xFFFF))), p
 
 
 @njit(**JIT)
@@ -133,12 +121,12 @@ def write_states(words, p, states, lanes):
 @njit(inline="always")
 def _decode_step(x, contexts, i, table, tokens, words, p):
     slot = simd.bit_or(simd.shift_left(_widen(_load8(contexts, i)), 12), simd.bit_and(x, 4095))
-    e = simd.gather(table, slot)
+    e = avx512.gather(table, slot)
     simd.store(tokens, i, _narrow8(simd.bit_and(e, 127)))
     offset = simd.bit_and(simd.shift_right(e, 7), 4095)
     x = simd.add(simd.mul(simd.shift_right(e, 19), simd.shift_right(x, 12)), offset)
     low = simd.less(x, 65536)
-    x = simd.select(low, simd.bit_or(simd.shift_left(x, 16), simd.expand(_widen(_load16(words, p)), low)), x)
+    x = simd.select(low, simd.bit_or(simd.shift_left(x, 16), avx512.expand(_widen(_load16(words, p)), low)), x)
     return x, p + 2 * simd.count(low)
 
 
@@ -160,38 +148,37 @@ def decode_avx512(words, p, end, states, lanes, contexts, n, table, tokens):
 
 
 @njit(inline="always")
-def _encode_step(x, tokens, contexts, i, table, reciprocals, words, p):
-    k = simd.bit_or(simd.shift_left(_widen(_load8(contexts, i)), 7), _widen(_load8(tokens, i)))
-    e = simd.gather(table, k)
-    frequency = simd.shift_right(e, 16)
+def _encode_step(x, entries, i, words, p):
+    entry = _load32(entries, i)
+    frequency = simd.shift_right(entry, 16)
     full = simd.at_least(simd.shift_right(x, 20), frequency)
     n = simd.count(full)
     # The n words go to the top lanes: what the lower lanes spill below p - 2 n is overwritten by later steps.
-    upper = simd.at_least(simd.iota(), 16 - n)
-    simd.store(words, p - 32, _narrow16(simd.expand(simd.compress(x, full), upper)))
+    upper = simd.at_least(_iota(), 16 - n)
+    simd.store(words, p - 32, _narrow16(avx512.expand(avx512.compress(x, full), upper)))
     x = simd.select(full, simd.shift_right(x, 16), x)
-    low = simd.mul(_widen64(_first8(x, x)), simd.gather_long(reciprocals, _first8(k, k)))
-    high = simd.mul(_widen64(_second8(x, x)), simd.gather_long(reciprocals, _second8(k, k)))
-    quotient = _join(_narrow32(simd.shift_right(low, 44)), _narrow32(simd.shift_right(high, 44)))
+    # x < frequency << 20, so a float32 quotient is wrong by less than 1/5 either way: here it is right or 1 too small.
+    quotient = simd.divide(_to_float(x), _to_float(frequency))
+    quotient = _to_int(simd.sub_float(quotient, np.float32(0.2)))
     rest = simd.sub(x, simd.mul(quotient, frequency))
-    x = simd.add(simd.add(simd.shift_left(quotient, 12), rest), simd.bit_and(e, 0xFFFF))
-    return x, p - 2 * n
+    quotient = simd.select(simd.at_least(rest, frequency), simd.add(quotient, 1), quotient)
+    grown = simd.mul(quotient, simd.sub(simd.broadcast(x, PROBABILITY_ONE), frequency))
+    return simd.add(simd.add(x, grown), simd.bit_and(entry, 0xFFFF)), p - 2 * n
 
 
 @njit(**JIT)
-def encode_avx512(tokens, contexts, n, lanes, table, reciprocals, words, p):
+def encode_avx512(entries, n, lanes, words, p):
     """`encode_scalar` for 32 lanes in two vectors."""
     if lanes != 32:
-        return encode_scalar(tokens, contexts, n, lanes, table, reciprocals, words, p)
+        return encode_scalar(entries, n, lanes, words, p)
     states = np.full(lanes, _LOW, _u32)
     whole = n - n % 32
     for i in range(n - 1, whole - 1, -1):
-        j = i - whole
-        states[j], p = _push(states[j], tokens[i], contexts[i], table, reciprocals, words, p)
+        states[i - whole], p = _push(states[i - whole], entries[i], words, p)
     x, y = _load32(states, 0), _load32(states, 16)
     for i in range(whole - 32, -1, -32):
-        y, p = _encode_step(y, tokens, contexts, i + 16, table, reciprocals, words, p)
-        x, p = _encode_step(x, tokens, contexts, i, table, reciprocals, words, p)
+        y, p = _encode_step(y, entries, i + 16, words, p)
+        x, p = _encode_step(x, entries, i, words, p)
     simd.store(states, 0, x)
     simd.store(states, 16, y)
     return write_states(words, p, states, lanes)

@@ -1,28 +1,29 @@
 """Explicit vectors inside Numba functions: a vector value type and the operations on it.
 
 A `Vector` is an LLVM `<n x element>` held in registers; each function below is an intrinsic that emits one or two LLVM
-instructions. Numba's own loops cannot express what these are for: a table lookup beside a store is never vectorised.
+instructions. Numba's own loops cannot express what these are for: a table lookup beside a store is never vectorised,
+and 16-bit lanes never stay 16 bits wide.
 
-Arithmetic, shifts, loads and stores are generic LLVM and compile on every CPU. `gather`, `expand` and `compress` are
-AVX-512 instructions that **abort the process** elsewhere: compile a function that calls them only where
-`AVX512` is true.
+All of this is generic LLVM and compiles on every CPU; what only some have is in `avx512`.
 """
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from prolepsis.kernels import llvm
 from prolepsis.kernels.cpu import has
 
 AVX512 = has("avx512f", "avx512bw", "avx512dq", "avx512vl")
+"""Whether the operations of `avx512` may be compiled."""
 
-_ELEMENTS = {"i1": ir.IntType(1), "i8": llvm.I8, "i16": llvm.I16, "i32": llvm.I32, "i64": llvm.I64}
-_SCALARS = {"i8": types.uint8, "i16": types.uint16, "i32": types.uint32, "i64": types.uint64}
+_ELEMENTS = {"i1": ir.IntType(1), "i8": llvm.I8, "i16": llvm.I16, "i32": llvm.I32, "i64": llvm.I64, "f32": llvm.F32}
+_SCALARS = {"i8": types.uint8, "i16": types.uint16, "i32": types.uint32, "i64": types.uint64, "f32": types.float32}
 
 
 class Vector(types.Type):
-    """The Numba type of `lanes` integers of one width."""
+    """The Numba type of `lanes` numbers of one kind."""
 
     def __init__(self, element: str, lanes: int) -> None:
         self.element, self.lanes = element, lanes
@@ -36,8 +37,9 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, vector.llvm)
 
 
-I8x16, I16x16, I32x16 = Vector("i8", 16), Vector("i16", 16), Vector("i32", 16)
-I32x8, I64x8 = Vector("i32", 8), Vector("i64", 8)
+I8x16, I16x16, I32x16, F32x16 = (Vector(element, 16) for element in ("i8", "i16", "i32", "f32"))
+I8x32, I16x32 = Vector("i8", 32), Vector("i16", 32)
+I64x8 = Vector("i64", 8)
 
 
 def _spread(context, builder, vector, kind, value):
@@ -53,37 +55,49 @@ def _pointer(context, builder, signature, arguments):
     return builder.gep(data, [context.cast(builder, arguments[1], signature.args[1], types.intp)])
 
 
-def _binary(name):
+def _binary(operate):
+    """An intrinsic of two vectors, or a vector and a scalar, from a function of builder and two LLVM values."""
+
     @intrinsic
     def operation(typing, x, y):
         def emit(context, builder, signature, arguments):
             vector, other = signature.args
-            return getattr(builder, name)(arguments[0], _spread(context, builder, vector, other, arguments[1]))
+            return operate(builder, arguments[0], _spread(context, builder, vector, other, arguments[1]))
 
         return x(x, y), emit
 
     return operation
 
 
-add, sub, mul = _binary("add"), _binary("sub"), _binary("mul")
-bit_and, bit_or, bit_xor = _binary("and_"), _binary("or_"), _binary("xor")
-shift_left, shift_right, shift_right_signed = _binary("shl"), _binary("lshr"), _binary("ashr")
+def _named(name):
+    return _binary(lambda builder, x, y: getattr(builder, name)(x, y))
 
 
-def _comparison(operator):
+add, sub, mul = _named("add"), _named("sub"), _named("mul")
+bit_and, bit_or, bit_xor = _named("and_"), _named("or_"), _named("xor")
+shift_left, shift_right, shift_right_signed = _named("shl"), _named("lshr"), _named("ashr")  # by less than the width
+add_float, sub_float, mul_float, divide = _named("fadd"), _named("fsub"), _named("fmul"), _named("fdiv")
+minimum = _binary(lambda builder, x, y: builder.select(builder.icmp_unsigned("<", x, y), x, y))
+minimum_signed = _binary(lambda builder, x, y: builder.select(builder.icmp_signed("<", x, y), x, y))
+maximum_signed = _binary(lambda builder, x, y: builder.select(builder.icmp_signed(">", x, y), x, y))
+
+
+def _comparison(operator, signed=False):
     @intrinsic
     def operation(typing, x, y):
         def emit(context, builder, signature, arguments):
             vector, other = signature.args
             y = _spread(context, builder, vector, other, arguments[1])
-            return builder.icmp_unsigned(operator, arguments[0], y)
+            compare = builder.icmp_signed if signed else builder.icmp_unsigned
+            return compare(operator, arguments[0], y)
 
         return Vector("i1", x.lanes)(x, y), emit
 
     return operation
 
 
-less, at_least, not_equal = _comparison("<"), _comparison(">="), _comparison("!=")
+less, at_least, equal, not_equal = (_comparison(operator) for operator in ("<", ">=", "==", "!="))
+less_signed, at_least_signed = _comparison("<", signed=True), _comparison(">=", signed=True)
 
 
 @intrinsic
@@ -98,7 +112,10 @@ def select(typing, mask, x, y):
 
 
 def converter(vector, name):
-    """Function that turns a vector into `vector` lane by lane: name is "zext", "sext" or "trunc"."""
+    """Function that turns a vector into `vector`.
+
+    name: lane by lane "zext", "sext", "trunc", "uitofp" or "fptosi"; "bitcast", the same bits cut into other lanes.
+    """
 
     @intrinsic
     def operation(typing, x):
@@ -164,14 +181,28 @@ def bit_length(typing, x):
     return types.uint64(x), emit
 
 
+def lane(k):
+    """Function (x) -> lane k of a vector, counted from the end where k is negative."""
+
+    @intrinsic
+    def operation(typing, x):
+        def emit(context, builder, signature, arguments):
+            return builder.extract_element(arguments[0], llvm.I32(k % x.lanes))
+
+        return _SCALARS[x.element](x), emit
+
+    return operation
+
+
 @intrinsic
-def last(typing, x):
-    """The highest lane, as uint32."""
+def leading_zeros(typing, x):
+    """In each lane, zeros above the highest bit set; the lane's width for 0."""
 
     def emit(context, builder, signature, arguments):
-        return builder.extract_element(arguments[0], llvm.I32(x.lanes - 1))
+        name = f"llvm.ctlz.v{x.lanes}{x.element}"
+        return llvm.call(builder, name, x.llvm, [arguments[0], ir.Constant(ir.IntType(1), 0)])
 
-    return types.uint32(x), emit
+    return x(x), emit
 
 
 @intrinsic
@@ -185,20 +216,28 @@ def count(typing, mask):
     return types.int64(mask), emit
 
 
-def constant(lanes):
-    """Function () -> the int32 vector of sixteen with these values."""
+def constant(vector, lanes):
+    """Function () -> `vector` with these values."""
+    values = list(lanes)
 
     @intrinsic
     def operation(typing):
         def emit(context, builder, signature, arguments):
-            return ir.Constant(I32x16.llvm, list(lanes))
+            return ir.Constant(vector.llvm, values)
 
-        return I32x16(), emit
+        return vector(), emit
 
     return operation
 
 
-zeros, iota = constant([0] * 16), constant(range(16))
+@intrinsic
+def broadcast(typing, like, value):
+    """The scalar `value` in every lane of a vector of the type of `like`."""
+
+    def emit(context, builder, signature, arguments):
+        return _spread(context, builder, signature.args[0], signature.args[1], arguments[1])
+
+    return like(like, value), emit
 
 
 def _scalar_access(element):
@@ -234,40 +273,17 @@ load_u32, store_u32 = _scalar_access("i32")
 _, store_u64 = _scalar_access("i64")
 
 
-# --------------------------------------------------------------------------------------------- AVX-512 only
+@intrinsic
+def copy_bytes(typing, target, to, source, begin, count):
+    """Copy `count` bytes between places that do not overlap; `to` and `begin` count the arrays' elements."""
 
+    def emit(context, builder, signature, arguments):
+        kinds = signature.args
+        into = context.make_array(kinds[0])(context, builder, arguments[0]).data
+        start = context.make_array(kinds[2])(context, builder, arguments[2]).data
+        into = builder.gep(into, [context.cast(builder, arguments[1], kinds[1], types.intp)])
+        start = builder.gep(start, [context.cast(builder, arguments[3], kinds[3], types.intp)])
+        cgutils.raw_memcpy(builder, into, start, context.cast(builder, arguments[4], kinds[4], types.intp), 1)
+        return context.get_dummy_value()
 
-def _gatherer(vector, index_vector, name, scale):
-    @intrinsic
-    def operation(typing, array, index):
-        def emit(context, builder, signature, arguments):
-            data = llvm.data(context, builder, signature.args[0], arguments[0])
-            everywhere = ir.Constant(ir.VectorType(ir.IntType(1), vector.lanes), [1] * vector.lanes)
-            operands = [llvm.splat(vector.llvm, 0), data, arguments[1], everywhere, llvm.I32(scale)]
-            return llvm.call(builder, f"llvm.x86.avx512.mask.gather.{name}.512", vector.llvm, operands)
-
-        return vector(array, index), emit
-
-    return operation
-
-
-gather = _gatherer(I32x16, I32x16, "dpi", 4)  # (array of 32-bit elements, element indices)
-gather_bytes = _gatherer(I32x16, I32x16, "dpi", 1)  # (uint8 array, byte offsets): 32 bits from each
-gather_long = _gatherer(I64x8, I32x8, "dpq", 8)  # (array of 64-bit elements, 8 element indices)
-
-
-def _mover(name):
-    @intrinsic
-    def operation(typing, x, mask):
-        def emit(context, builder, signature, arguments):
-            kind = x.llvm
-            operands = [arguments[0], llvm.splat(kind, 0), arguments[1]]
-            return llvm.call(builder, f"llvm.x86.avx512.mask.{name}.v16i32", kind, operands)
-
-        return x(x, mask), emit
-
-    return operation
-
-
-expand = _mover("expand")  # the first lanes of x move, in order, to where the mask is set
-compress = _mover("compress")  # the lanes where the mask is set move, in order, to the front
+    return types.void(target, to, source, begin, count), emit

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from prolepsis.kernels.forward import Batch, Scratch, run_pass
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, TILE_QUERIES, KVPool, Tiles
-from prolepsis.kernels.qmatmul import Activations
+from prolepsis.kernels.qmatmul import Activations, unpack_rows
 from prolepsis.kernels.rows import DTYPES
 from prolepsis.kernels.team import Team, default_threads
 from prolepsis.kernels.tile import CELL, PLANES, RECORD
@@ -67,6 +67,12 @@ class Decoder:
             cache.block_size,
             DTYPES[cache.dtype],
         )
+
+    def embedding_rows(self, ids: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """The token embedding's rows of `ids`, which must be within the vocabulary: float32 [tokens, hidden]."""
+        out = np.empty((len(ids), self.plan.hidden), np.float32)
+        unpack_rows(self.plan.weights, self.plan.embedding, np.asarray(ids, np.int64), out)
+        return out
 
     def forward(self, pool: KVPool, batch: Sequence[Rows]) -> NDArray[np.float32]:
         """Run the rows of several sequences, write their K and V, return the logits asked for, in order.

@@ -1,17 +1,22 @@
-"""Session files on a disk: saved whole or not at all."""
+"""Session files on a disk: replaced whole or not at all, or appended to with what they held intact."""
 
 import errno
 import os
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from prolepsis.coding.reader import SessionReader
+from prolepsis.coding import SessionReader, SessionWriter
+from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
 
 _STALE = 3600  # seconds after which the rest of a killed save is removed by the next one
 
@@ -60,8 +65,12 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def open_session(path: str | os.PathLike[str]) -> Iterator[SessionReader]:
-    """The session file at `path`, for reading.
+def open_session(
+    path: str | os.PathLike[str], *, profile: AnyProfile | None = None, salvage: bool = False
+) -> Iterator[SessionReader]:
+    """The session file at `path`, for reading. `profile` and `salvage` are those of `SessionReader`.
+
+    It is read, not mapped into memory: another process may cut it short or replace it at any time.
 
     Raises:
         InputError: it cannot be opened.
@@ -74,7 +83,51 @@ def open_session(path: str | os.PathLike[str]) -> Iterator[SessionReader]:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     with file:
-        yield SessionReader(file, str(path))
+        yield SessionReader(file, str(path), profile=profile, salvage=salvage)
+
+
+@contextmanager
+def append_session(
+    path: str | os.PathLike[str], *, profile: AnyProfile | None = None
+) -> Iterator[tuple[SessionReader, SessionWriter]]:
+    """The session file at `path`, and a writer that goes on behind its last whole save.
+
+    Only one process at a time appends to a file. Whatever happens on the way, what was saved before stays: on an
+    exception what was added is cut off again, and what a killed process leaves behind is left out by readers that
+    salvage, and cut off by the next save. As long as nothing is added or finished, the file is not touched.
+
+    Raises:
+        InputError: it cannot be opened for writing or appended to, another process is at it, or the disk is full.
+        SegmentError: it is no session file, or its profile is kept outside and is not `profile`.
+    """
+    _check_target(Path(path), Path(os.path.realpath(path)))
+    try:
+        file = open(path, "r+b", buffering=0)  # noqa: SIM115 - closed by the block below
+    except OSError as error:
+        raise _cannot_save(path, error) from error
+    with file:
+        _lock(file, path)
+        reader = SessionReader(file, str(path), profile=profile, salvage=True)
+        writer = SessionWriter.append_to(reader)
+        try:
+            yield reader, writer
+        except BaseException as error:
+            with suppress(OSError):
+                writer.abandon()
+            if isinstance(error, OSError):
+                raise _cannot_save(path, error) from error
+            raise
+
+
+def _lock(file: BinaryIO, path: str | os.PathLike[str]) -> None:
+    """Keep other processes from appending until `file` is closed. Some file systems have no locks; then nobody has."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{os.fspath(path)} cannot be saved: another process is saving to it") from error
+        except OSError:
+            return
 
 
 def _check_target(path: Path, target: Path) -> int | None:

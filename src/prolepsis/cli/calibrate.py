@@ -1,0 +1,108 @@
+"""`calibrate`: fit a profile to a model's KV, so that its caches become smaller."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from prolepsis.cli.console import JsonOption, MemoryOption, ModelArgument, ThreadsOption, bar, load, note, print_json, read_text
+from prolepsis.coding.cache_dtypes import DType
+from prolepsis.coding.calibration_sample import CalibrationSample
+from prolepsis.coding.profile_file import to_bytes
+from prolepsis.engine.llm import LLM
+from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
+from prolepsis.errors import InputError
+from prolepsis.store import replace_file, require_writable
+
+_FEW_TOKENS = 2000
+
+
+def calibrate_(
+    model: ModelArgument,
+    text: Annotated[list[Path], typer.Option(help="A UTF-8 text file to calibrate on; may be repeated.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile file to write.")],
+    predictor: Annotated[str, typer.Option(help="What the profile is for: linear, static or marginal.")] = "linear",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")
+    ] = "bf16",
+    tokens: Annotated[int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")] = 16384,
+    window: Annotated[int, typer.Option(help="Tokens read together; each window starts anew.")] = 2048,
+    check: Annotated[
+        list[Path] | None, typer.Option(help="A text to see the profile's worth on, as well; may be repeated.")
+    ] = None,
+    kv_memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Fit a profile to the KV cache that a model makes of texts, and tell what that buys."""
+    kind, dtype = _choice(predictor, "--predictor", PredictorKind), _choice(kv_dtype, "--kv-dtype", DType)
+    for flag, value, least in (("--tokens", tokens, 256), ("--window", window, 1)):
+        if value < least:
+            raise InputError(f"{flag} must be at least {least}, not {value}")
+    contents = [read_text(path, "--text") for path in text]
+    checks = {str(path): read_text(path, "--check") for path in check or []}
+    require_writable(output)
+    llm = load(model, kv_memory=kv_memory, kv_dtype="fp16" if dtype == "fp16" else "bf16", threads=threads)
+    window = min(window, llm.max_context)
+    texts = [llm.tokenizer.encode(content) for content in contents]
+    if sum(map(len, texts)) < _FEW_TOKENS:
+        note(f"{sum(map(len, texts))} tokens are few to calibrate on; a few thousand do better", "yellow")
+    start = time.perf_counter()
+    with _sample(llm, texts, dtype, window, tokens, "reading the texts") as sample:
+        with bar("fitting") as on_progress:
+            calibrated = calibrate(llm, sample, kind, on_progress)
+        data = to_bytes(calibrated)
+        with replace_file(output) as file:
+            file.write(data)
+        seconds = time.perf_counter() - start
+        rates = {"held out of the fit": compare(calibrated, sample, held_out=True)}
+    for name, content in checks.items():
+        with _sample(llm, [llm.tokenizer.encode(content)], dtype, window, tokens, f"reading {name}") as sample:
+            rates[name] = compare(calibrated, sample)
+    report = {
+        "file": str(output),
+        "file_bytes": len(data),
+        "predictor": calibrated.profile.predictor_name,
+        "fingerprint": calibrated.profile.fingerprint,
+        "dtype": dtype,
+        "tokens": calibrated.tokens,
+        "seconds": seconds,
+        "rates": [{"text": name, **row._asdict()} for name, row in rates.items()],
+    }
+    if json_:
+        print_json(report)
+    else:
+        _print(report)
+
+
+def _sample(
+    llm: LLM, texts: Sequence[Sequence[int]], dtype: DType, window: int, tokens: int, what: str
+) -> CalibrationSample:
+    total = min(tokens, sum(map(len, texts)))
+    with bar(what) as on_progress:
+        return collect(llm, kv_of_texts(llm, texts, dtype, window, total, on_progress), dtype, total)
+
+
+def _choice(value: str, flag: str, choices: Any) -> Any:
+    if value not in get_args(choices):
+        raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(get_args(choices))}")
+    return value
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(
+        f"{report['file']}: {report['predictor']} for {report['dtype']}, {report['file_bytes'] / 1e6:.1f} MB, from "
+        f"{report['tokens']} tokens in {report['seconds']:.0f} s"
+    )
+    table = Table(title="stored bytes per coded byte")
+    for column in ("text", "tokens", "this profile", "static, measured on the text"):
+        table.add_column(column, justify="left" if column == "text" else "right")
+    for row in report["rates"]:
+        numbers = (f"{row['ratio']:.3f}", f"{row['uncalibrated_ratio']:.3f}")
+        table.add_row(escape(row["text"]), str(row["tokens"]), *numbers)
+    Console().print(table)

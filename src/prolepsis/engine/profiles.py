@@ -1,0 +1,154 @@
+"""Profiles of a loaded model: calibrated on texts, kept in files, and refused for any other model."""
+
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.coding import kv_array
+from prolepsis.coding.cache_dtypes import KV, DType, quantise
+from prolepsis.coding.calibration import Embedding, Progress, fit_linear
+from prolepsis.coding.calibration_sample import CalibrationSample
+from prolepsis.coding.linear_profile import AnyProfile, LinearProfile, embedding_check
+from prolepsis.coding.predictors import Segment
+from prolepsis.coding.profile import grid_spans, measure_parts
+from prolepsis.coding.profile_file import CalibratedProfile, from_bytes
+from prolepsis.coding.rates import rate
+from prolepsis.coding.segment_coder import SegmentCoder
+from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.llm import LLM
+from prolepsis.errors import InputError
+
+PredictorKind = Literal["marginal", "static", "linear"]
+MAX_PROFILE = 1 << 32  # bytes of a profile file
+
+
+class WindowKV(NamedTuple):
+    """A window of a text: token ids, uint32, and their KV from position 0."""
+
+    ids: NDArray[np.uint32]
+    kv: KV
+
+
+def kv_of_texts(
+    llm: LLM, texts: Many[Many[int]], dtype: DType, window: int, tokens: int, on_progress: Progress | None = None
+) -> Iterator[WindowKV]:
+    """The KV of texts, given as token ids, in windows of up to `window` tokens, until there are `tokens` of them.
+
+    Each window is computed on its own. For a dtype that the engine's cache does not have, the KV is what such a cache
+    would store of this one's. on_progress(tokens done, tokens).
+    """
+    done, total = 0, min(tokens, sum(map(len, texts)))
+    for ids in texts:
+        for first in range(0, len(ids), window):
+            part = list(ids[first : first + min(window, total - done)])
+            if not part:
+                return
+            yield WindowKV(np.array(part, np.uint32), _compute(llm, part, dtype))
+            done += len(part)
+            if on_progress is not None:
+                on_progress(done, total)
+
+
+def _compute(llm: LLM, ids: list[int], dtype: DType) -> KV:
+    sequence = llm.runner.new_sequence(ids)
+    try:
+        llm.runner.prefill(sequence)
+        bits = llm.kv_cache.read(sequence.table, 0, len(ids))
+    finally:
+        sequence.release()
+    return bits if dtype == llm.kv_cache.dtype else quantise(bits, dtype)
+
+
+def collect(llm: LLM, windows: Iterator[WindowKV], dtype: DType, tokens: int) -> CalibrationSample:
+    """A sample of up to `tokens` tokens of the windows. The caller closes it."""
+    sample = CalibrationSample(geometry(llm, dtype), rope_spec(llm), tokens)
+    try:
+        for ids, kv in windows:
+            for span in grid_spans(0, len(ids)):
+                part = slice(span.start, span.start + span.count)
+                sample.add(Segment(span.start, span.count, ids[part]), kv_array.part(kv, part.start, part.stop))
+    except BaseException:
+        sample.close()
+        raise
+    return sample
+
+
+def calibrate(
+    llm: LLM, sample: CalibrationSample, predictor: PredictorKind, on_progress: Progress | None = None
+) -> CalibratedProfile:
+    """Fit a profile to `sample`. on_progress(layers done, layers).
+
+    Raises:
+        InputError: the predictor cannot take this model's heads, or the sample is empty.
+    """
+    if sample.tokens == 0:
+        raise InputError("there are no tokens to calibrate on")
+    profile: AnyProfile
+    static = measure_parts(sample.parts, sample.geometry, sample.rope, "marginal" if predictor == "marginal" else "static")
+    profile = static
+    if predictor == "linear":
+        rows, vocabulary = llm.runner.decoder.embedding_rows, llm.config.vocab_size
+        matrices = fit_linear(sample, Embedding(rows, llm.config.norm_eps), on_progress)
+        check = embedding_check(rows, vocabulary)
+        needed = static if sample.geometry.steps is not None else None
+        profile = LinearProfile(sample.geometry, sample.rope, matrices, needed, vocabulary, check, rows)
+    return CalibratedProfile(profile, sample.geometry, sample.rope, identity(llm), sample.tokens)
+
+
+class Comparison(NamedTuple):
+    """Of some KV: tokens; and stored bytes per coded byte with a profile, and with statistics of the KV itself."""
+
+    tokens: int
+    ratio: float
+    uncalibrated_ratio: float
+
+
+def compare(calibrated: CalibratedProfile, sample: CalibrationSample, *, held_out: bool | None = None) -> Comparison:
+    """What the profile makes of a sample, or of the part of it that was held out of the fit.
+
+    Beside it stands `static` measured on that very KV, without the bytes that its statistics take.
+    """
+
+    def parts() -> Iterator[tuple[Segment, KV]]:
+        return sample.parts(held_out=held_out)
+
+    own = measure_parts(parts, calibrated.geometry, calibrated.rope)
+    rates = [
+        rate(SegmentCoder(calibrated.geometry, profile, calibrated.rope), parts()) for profile in (calibrated.profile, own)
+    ]
+    return Comparison(rates[0].tokens, *(r.ratio for r in rates))
+
+
+def read_profile(path: str | os.PathLike[str]) -> CalibratedProfile:
+    """The profile file at `path`.
+
+    Raises:
+        InputError: it cannot be read, or is no sound profile file.
+    """
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_PROFILE + 1)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_PROFILE:
+        raise InputError(f"{name} is larger than any profile: {MAX_PROFILE >> 30} GiB")
+    return from_bytes(data, name)
+
+
+def load_profile(path: str | os.PathLike[str], llm: LLM, dtype: DType) -> AnyProfile:
+    """The profile at `path`, ready for this model's KV.
+
+    Raises:
+        InputError: as `read_profile`; or it was calibrated for another model or cache dtype.
+    """
+    calibrated = read_profile(path)
+    calibrated.require(os.fspath(path), identity(llm), geometry(llm, dtype), rope_spec(llm))
+    profile = calibrated.profile
+    if isinstance(profile, LinearProfile) and profile.vocabulary:
+        return profile.bound_to(llm.runner.decoder.embedding_rows, llm.config.vocab_size)
+    return profile

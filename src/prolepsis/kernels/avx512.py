@@ -1,0 +1,61 @@
+"""Vector operations that only CPUs with AVX-512 have.
+
+They **abort the process** elsewhere, at compile time: compile a function that calls one only where `simd.AVX512` is
+true.
+"""
+
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from prolepsis.kernels import llvm
+from prolepsis.kernels.simd import I32x16
+
+
+@intrinsic
+def gather(typing, array, index):
+    """array[index] of an array of 32-bit elements; index: sixteen int32."""
+
+    def emit(context, builder, signature, arguments):
+        data = llvm.data(context, builder, signature.args[0], arguments[0])
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(1), 16), [1] * 16)
+        operands = [llvm.splat(I32x16.llvm, 0), data, arguments[1], everywhere, llvm.I32(4)]
+        return llvm.call(builder, "llvm.x86.avx512.mask.gather.dpi.512", I32x16.llvm, operands)
+
+    return I32x16(array, index), emit
+
+
+def _mover(name):
+    @intrinsic
+    def operation(typing, x, mask):
+        def emit(context, builder, signature, arguments):
+            kind = x.llvm
+            operands = [arguments[0], llvm.splat(kind, 0), arguments[1]]
+            return llvm.call(builder, f"llvm.x86.avx512.mask.{name}.v16i32", kind, operands)
+
+        return x(x, mask), emit
+
+    return operation
+
+
+expand = _mover("expand")  # the first lanes of x move, in order, to where the mask is set
+compress = _mover("compress")  # the lanes where the mask is set move, in order, to the front
+
+
+@intrinsic
+def look_up(typing, table, index):
+    """table[index mod 32], lane by lane; both thirty-two int16."""
+
+    def emit(context, builder, signature, arguments):
+        return llvm.call(builder, "llvm.x86.avx512.permvar.hi.512", table.llvm, list(arguments))
+
+    return table(table, index), emit
+
+
+@intrinsic
+def look_up_two(typing, lower, index, upper):
+    """The table of 64 that is `lower` and `upper`, at index mod 64, lane by lane; all thirty-two int16."""
+
+    def emit(context, builder, signature, arguments):
+        return llvm.call(builder, "llvm.x86.avx512.vpermi2var.hi.512", lower.llvm, list(arguments))
+
+    return lower(lower, index, upper), emit

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kv_samples import ROPE, realistic_kv, to_bits
 
 from prolepsis.coding import RopeSpec, decode, encode
+from prolepsis.coding.cache_dtypes import QuantisedKV, arrays_of
 from prolepsis.coding.peers import ratios
 from prolepsis.errors import InputError
 
@@ -161,3 +162,16 @@ def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     kv = torch.randn(2, 2, 20, 1, 32).bfloat16()
     assert np.array_equal(decode(encode(kv)), kv.view(torch.int16).numpy().view(np.uint16))
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
+def test_every_dtype_comes_back_in_its_own_form(dtype: str) -> None:
+    kv = realistic_kv(tokens=300, dtype=dtype)
+    data = encode(kv, dtype=dtype, rope=ROPE, start=40)
+    back = decode(data)
+    for array, expected in zip(arrays_of(back), arrays_of(kv), strict=True):
+        assert array.dtype == expected.dtype
+        assert np.array_equal(array, expected)
+    assert len(data) < 0.95 * sum(array.nbytes for array in arrays_of(kv))
+    if isinstance(kv, QuantisedKV):
+        assert encode(QuantisedKV(kv.values, kv.steps.view(np.float16)), rope=ROPE, start=40) == data

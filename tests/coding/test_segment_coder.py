@@ -27,6 +27,7 @@ from prolepsis.coding.cache_dtypes import (
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import Profile, measure
 from prolepsis.coding.segment_coder import CodedStream, SegmentCoder
+from prolepsis.errors import InputError
 from prolepsis.kernels.rans import READ_AHEAD
 
 DTYPES = get_args(DType)
@@ -194,3 +195,11 @@ def test_tokens_are_counted(dtype: str) -> None:
     kv = realistic_kv(tokens=30, dtype=dtype)
     coder = SegmentCoder(Geometry.of(kv, dtype), measure(kv, dtype, ROPE, 0), ROPE)
     assert coder.count(Segment(0, 30), kv).sum() == to_scalars(kv, dtype).size
+
+
+@pytest.mark.parametrize(("of", "dtype"), [("bf16", "int8"), ("int8", "fp8_e4m3")])
+def test_a_profile_of_another_kind_of_dtype_is_refused(of: str, dtype: str) -> None:
+    kv = realistic_kv(tokens=30, dtype=of)
+    geometry = Geometry.of(kv, of)._replace(dtype=dtype)
+    with pytest.raises(InputError, match=f"is not one for {dtype}"):
+        SegmentCoder(geometry, measure(kv, of, ROPE, 0), ROPE)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from kv_samples import ROPE, realistic_kv
 
-from prolepsis.coding import SessionReader, SessionStream, SessionWriter
+from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, encode
 from prolepsis.coding.hashes import BlockHashes
+from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import measure
+from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.errors import InputError, SegmentError
 
 KV = realistic_kv(tokens=600)
@@ -151,6 +153,37 @@ def test_buffers_are_read_where_they_are(buffer: Callable[[bytes, Path], Any], t
     assert bytes(memoryview(held)) == data
 
 
+def test_a_mapping_can_be_closed_when_all_is_read(tmp_path: Path) -> None:
+    held = mapped(written([600]).getvalue(), tmp_path)
+    assert np.array_equal(decode(held), KV)  # type: ignore[arg-type]
+    held.close()
+
+
+def test_kv_comes_as_numpy_and_torch_call_it() -> None:
+    half = np.random.default_rng(0).normal(size=(1, 2, 30, 1, 16)).astype(np.float16)
+    expected = encode(half)
+    file = BytesIO()
+    writer = SessionWriter(file, measure(half.view(np.uint16), "fp16", None, 0), dtype="fp16", tokens="none")
+    writer.add(half)
+    writer.finish()
+    assert file.getvalue() == expected
+    torch = pytest.importorskip("torch")
+    file = BytesIO()
+    writer = SessionWriter(file, measure(half.view(np.uint16), "fp16", None, 0), dtype="fp16", tokens="none")
+    writer.add(torch.from_numpy(half))
+    writer.finish()
+    assert file.getvalue() == expected
+
+
+def test_what_cannot_seek_is_refused_by_the_reader() -> None:
+    class Unseekable(BytesIO):
+        def seek(self, *_: int) -> int:
+            raise OSError("no way back")
+
+    with pytest.raises(InputError, match=r"cannot be read in any order \(no way back\); SessionStream can"):
+        SessionReader(Unseekable(written([600]).getvalue()))
+
+
 def test_segments_of_one_file_read_by_several_threads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_THREADS", "3")
     for data in (written([600]), written([600]).getvalue()):
@@ -169,6 +202,28 @@ def test_ids_can_be_left_out() -> None:
     assert sum(len(s.hashes) for s in hashed.segments) == 37
     assert sum(len(s.hashes) for s in none.segments) == 0
     assert np.array_equal(none.read_all(), KV)
+
+
+@pytest.mark.parametrize("tokens", ["ids", "hashes", "none"])
+def test_a_predictor_is_told_no_more_when_coding_than_when_decoding(
+    tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[int] | None] = []
+    for name in ("encode", "decode"):
+        original = getattr(SegmentCoder, name)
+
+        def noting(coder: SegmentCoder, segment: Segment, *rest: Any, original: Any = original) -> Any:
+            told.append(None if segment.ids is None else segment.ids.tolist())
+            return original(coder, segment, *rest)
+
+        monkeypatch.setattr(SegmentCoder, name, noting)
+    monkeypatch.setenv("PROLEPSIS_THREADS", "1")
+    SessionReader(written([600], tokens=tokens)).verify()
+    assert (
+        told[:3]
+        == told[3:]
+        == [IDS[a:b].tolist() if tokens == "ids" else None for a, b in ((0, 256), (256, 512), (512, 600))]
+    )
 
 
 def test_a_block_hash_stands_for_everything_before_it() -> None:
@@ -194,7 +249,9 @@ def test_what_differs_is_named() -> None:
         (KV[:1], range(600), r"KV is uint16 \(1, 2, 600, 2, 16\), expected uint16 \(2, 2, tokens, 2, 16\)"),
         (KV[..., :8], range(600), "KV is uint16"),
         (KV[0], range(600), "KV is uint16"),
-        (KV.astype(np.float32), range(600), "KV is float32"),
+        (KV.astype(np.float32), range(600), "KV of type float32 cannot be coded"),
+        (KV.astype(np.uint8), range(600), "KV is uint8"),
+        (KV.view(np.float16), range(600), "float16"),
         (KV, range(599), "599 token ids for 600 tokens"),
         (KV, None, "no token ids"),
     ],

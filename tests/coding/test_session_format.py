@@ -240,7 +240,11 @@ def test_version_1_is_read_but_does_not_grow() -> None:
     assert np.array_equal(reader.read_all(), KV)
     assert np.array_equal(next(iter(SessionStream(BytesIO(old))))[1], KV)
     with pytest.raises(InputError, match=r"old\.pkv has format version 1, which cannot be appended to"):
+        SessionWriter.append_to(SessionReader(BytesIO(old), "old.pkv"))
+    with pytest.raises(InputError, match="is in memory"):
         SessionWriter.append_to(reader)
+    salvaged = SessionReader(old[:-3], salvage=True)
+    assert (salvaged.stop, salvaged.saves, salvaged.torn is None) == (20, [], False)
     longer = put_together(header, [*records, records[-1]], version=1)
     with pytest.raises(SegmentError, match="bytes behind the trailer, which version 1 does not have"):
         decode(longer)

@@ -19,7 +19,8 @@ from prolepsis.coding.tables import TokenTables
 from prolepsis.kernels import kv_streams
 from prolepsis.kernels.kv_static import turn_rows
 
-SHAPES = [(256, 3, 64, 3), (256, 4, 16, 2), (100, 1, 128, 1), (33, 2, 50, 1), (9, 3, 7, 3), (1, 1, 1, 1), (256, 3, 1, 3)]
+# Tokens, heads, head_dim, heads of the stream.
+SHAPES = [(256, 3, 64, 3), (256, 4, 16, 2), (100, 1, 128, 1), (33, 2, 50, 1), (9, 3, 7, 3), (1, 1, 1, 1)]
 
 
 @settings(max_examples=80, deadline=None)
@@ -92,7 +93,7 @@ def test_overhead(bits: float, tokens: int, row: int, most: float | None) -> Non
 
 
 def test_few_bits_go_into_few_lanes() -> None:
-    """Bit 31 of the number of words says so; a stream of more bits has it clear, as all had before there was the bit."""
+    """Bit 31 of the number of words says so; in streams of more bits it is clear, as in all that older writers made."""
     flags = []
     for spread in (0, 1, 30):
         values = np.random.default_rng(0).integers(0, spread + 1, 256 * 192)

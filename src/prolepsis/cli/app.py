@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import calibrate, demo, generating, kv, models
+from prolepsis.cli import calibrate, demo, generating, kv, kv_bench, models
 
 app = typer.Typer(
     name="prolepsis",
@@ -13,7 +13,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-kv_app = typer.Typer(help="Save, restore, look into and verify losslessly coded KV caches.")
+kv_app = typer.Typer(help="Save, restore, look into, verify and measure losslessly coded KV caches.")
 
 app.command("demo")(demo.demo)
 app.command("generate")(generating.generate)
@@ -27,6 +27,7 @@ kv_app.command("save")(kv.save)
 kv_app.command("load")(kv.load_)
 kv_app.command("inspect")(kv.inspect)
 kv_app.command("verify")(kv.verify)
+kv_app.command("bench")(kv_bench.bench)
 app.add_typer(kv_app, name="kv")
 
 

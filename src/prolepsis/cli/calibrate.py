@@ -10,7 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from prolepsis.cli.console import JsonOption, MemoryOption, ModelArgument, ThreadsOption, bar, load, note, print_json, read_text
+from prolepsis.cli.console import (
+    JsonOption,
+    MemoryOption,
+    ModelArgument,
+    ThreadsOption,
+    bar,
+    load,
+    note,
+    print_json,
+    read_text,
+)
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.profile_file import to_bytes
@@ -27,10 +37,10 @@ def calibrate_(
     text: Annotated[list[Path], typer.Option(help="A UTF-8 text file to calibrate on; may be repeated.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The profile file to write.")],
     predictor: Annotated[str, typer.Option(help="What the profile is for: linear, static or marginal.")] = "linear",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")
-    ] = "bf16",
-    tokens: Annotated[int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")] = 16384,
+    kv_dtype: Annotated[str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")] = "bf16",
+    tokens: Annotated[
+        int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")
+    ] = 16384,
     window: Annotated[int, typer.Option(help="Tokens read together; each window starts anew.")] = 2048,
     check: Annotated[
         list[Path] | None, typer.Option(help="A text to see the profile's worth on, as well; may be repeated.")
@@ -60,7 +70,7 @@ def calibrate_(
         with replace_file(output) as file:
             file.write(data)
         seconds = time.perf_counter() - start
-        rates = {"held out of the fit": compare(calibrated, sample, held_out=True)}
+        rates = {} if sample.fitted.all() else {"held out of the fit": compare(calibrated, sample, held_out=True)}
     for name, content in checks.items():
         with _sample(llm, [llm.tokenizer.encode(content)], dtype, window, tokens, f"reading {name}") as sample:
             rates[name] = compare(calibrated, sample)

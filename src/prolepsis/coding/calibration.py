@@ -4,7 +4,7 @@ Each group of 16 channels is regressed, with a ridge, on the features of the two
 groups before it and, low down, the token's. Memory holds a few layers of the sample, which itself lies in a file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import KV, Geometry, QuantisedKV, to_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_matrices import TOKEN_LAYERS, LinearMatrices, Matrices, TokenMatrices, chain_order
 from prolepsis.coding.chains import count_layer
+from prolepsis.coding.linear_matrices import TOKEN_LAYERS, LinearMatrices, Matrices, TokenMatrices, chain_order
 from prolepsis.coding.predictors import Chain, Prediction, Segment
 from prolepsis.coding.predictors.linear import LinearPredictor
 from prolepsis.coding.profile import scale_codes
 from prolepsis.coding.tables import TokenTables, universal
 from prolepsis.coding.uniform_grid import on_grid
-from prolepsis.kernels.kv_chain import GROUP, LARGEST_FEATURE, LARGEST_TOKEN_FEATURE, PAIRS, token_features
+from prolepsis.kernels.kv_chain import GROUP, LARGEST_FEATURE, LARGEST_TOKEN_FEATURE, token_features
+from prolepsis.kernels.kv_chain_rows import PAIRS
 
 Progress = Callable[[int, int], None]
 EmbeddingRows = Callable[[NDArray[np.uint32]], NDArray[np.float32]]
@@ -113,21 +114,31 @@ def _spread(values: Floats, largest: int, deviations: float) -> tuple[Floats, Fl
 def _regress(terms: list[Floats], features: Floats, targets: Floats, ridge: float) -> Floats:
     """Weights [channels, columns of the terms + channels]: of each group on the terms and the groups before it."""
     inputs = [*terms, features]
-    size, count = sum(t.shape[1] for t in inputs), max(1, len(targets))
+    size = sum(t.shape[1] for t in inputs)
     moments, products = np.zeros((size, size)), np.zeros((size, targets.shape[1]))
     for first in range(0, len(targets), _ROWS):
         part = np.concatenate([t[first : first + _ROWS] for t in inputs], axis=1)
         moments += part.T @ part
         products += part.T @ targets[first : first + _ROWS]
-    diagonal = np.diagonal(moments) / count
-    moments[np.diag_indices(size)] += count * (ridge * diagonal.mean() + _TINY) * np.ones(size)
-    inverse = np.linalg.inv(np.linalg.cholesky(moments))  # its leading blocks are those of the smaller problems
+    inverse = _inverse_factor(moments, ridge * float(np.diagonal(moments).mean()) + _TINY)
     weights = np.zeros((targets.shape[1], size), np.float32)
     for first in range(0, targets.shape[1], GROUP):
         known = size - targets.shape[1] + first
         lower, group = inverse[:known, :known], slice(first, first + GROUP)
         weights[group, :known] = (lower.T @ (lower @ products[:known, group])).T
     return weights
+
+
+def _inverse_factor(moments: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+    """L^-1 of moments + ridge * 1 = L L^T. Its leading blocks are those of the smaller problems.
+
+    Where few tokens, or ever the same ones, leave so many directions open that rounding hides the ridge, it is raised.
+    """
+    while True:
+        try:
+            return np.linalg.inv(np.linalg.cholesky(moments + ridge * np.eye(len(moments))))
+        except np.linalg.LinAlgError:
+            ridge *= 10
 
 
 def _split(weights: Floats, widths: list[int]) -> tuple[list[Floats], Floats]:
@@ -192,14 +203,10 @@ def _with_errors(matrices: LinearMatrices, sample: CalibrationSample, embedding:
         count += segment.count
     deviations = np.sqrt(squares / max(1, count))
     errors = np.where(deviations > 0, 1 / np.maximum(deviations, _TINY), 0)
-    return matrices._replace(
-        errors=errors.astype(np.float32), codes=scale_codes(_turned(deviations, sample))
-    )
+    return matrices._replace(errors=errors.astype(np.float32), codes=scale_codes(_turned(deviations, sample)))
 
 
-def _squared_errors(
-    predictor: LinearPredictor, segment: Segment, kv: KV, geometry: Geometry
-) -> NDArray[np.float64]:
+def _squared_errors(predictor: LinearPredictor, segment: Segment, kv: KV, geometry: Geometry) -> NDArray[np.float64]:
     """Before RoPE, summed over the tokens: [layers, channels]."""
     scalars, work = to_scalars(kv, geometry.dtype), predictor.begin(segment)
     tables, group = TokenTables(geometry.dtype, universal(geometry.dtype)), geometry.kv_heads

@@ -11,9 +11,10 @@ from prolepsis.coding.linear_matrices import chain_order
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError
-from prolepsis.kernels.kv_chain import GROUP, PAIRS
+from prolepsis.kernels.kv_chain import GROUP
+from prolepsis.kernels.kv_chain_rows import PAIRS
 
-_HELD_OUT = 6  # every so many segments, one is left out of the fit, to see how well it does
+_HELD_OUT = 6  # one of so many segments is left out of the fit, to see how well it does; or the last of fewer
 
 
 class CalibrationSample:
@@ -23,7 +24,7 @@ class CalibrationSample:
         self.geometry, self.rope, self.capacity = geometry, rope, tokens
         self.segments: list[Segment] = []
         self.tokens = 0
-        self._file = TemporaryFile(prefix="prolepsis-calibration-")
+        self._file = TemporaryFile(prefix="prolepsis-calibration-")  # noqa: SIM115 - closed by `close`
         shape = (geometry.layers, 2, tokens, geometry.kv_heads, geometry.head_dim)
         self._scalars = np.memmap(self._file, np.uint16, "w+", shape=shape)
         self._steps = np.zeros(shape[:4], np.uint16) if geometry.steps is not None else None
@@ -66,7 +67,8 @@ class CalibrationSample:
             begin += segment.count
 
     def _is_held_out(self, index: int) -> bool:
-        return index % _HELD_OUT == _HELD_OUT - 1
+        last = len(self.segments) - 1
+        return index == last > 0 if last < _HELD_OUT - 1 else index % _HELD_OUT == _HELD_OUT - 1
 
     @property
     def fitted(self) -> NDArray[np.bool_]:

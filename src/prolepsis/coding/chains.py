@@ -31,7 +31,9 @@ def _streams(layer: Scalars, group: int) -> list[tuple[Scalars, int, int]]:
     _, tokens, heads, dim = layer.shape
     groups = group * dim // GROUP
     planes = layer.reshape(2, tokens, heads * dim)
-    return [(planes[s * groups // (heads * dim // GROUP)], s * groups, (s + 1) * groups) for s in range(2 * heads // group)]
+    return [
+        (planes[s * groups // (heads * dim // GROUP)], s * groups, (s + 1) * groups) for s in range(2 * heads // group)
+    ]
 
 
 def encode_layer(layer: Scalars, chain: Chain, dtype: DType, tables: TokenTables, group: int) -> list[ChainStream]:
@@ -75,8 +77,9 @@ def decode_layer(
 
 
 class ChainCount(NamedTuple):
-    """How often each token occurs in each context, int64 [contexts, 128]; the squared errors before RoPE of each channel,
-    in chain order, summed over the tokens: float64 [channels]."""
+    """How often each token occurs in each context, int64 [contexts, 128]; the squared errors before RoPE of each
+    channel, in chain order, summed over the tokens: float64 [channels].
+    """
 
     tokens: NDArray[np.int64]
     squared_errors: NDArray[np.float64]

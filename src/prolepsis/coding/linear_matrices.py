@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from prolepsis.coding.cache_dtypes import Geometry
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError
-from prolepsis.kernels.kv_chain import GROUP, PAIRS
+from prolepsis.kernels.kv_chain import GROUP
+from prolepsis.kernels.kv_chain_rows import PAIRS
 
 TOKEN_LAYERS = 3  # the lowest layers look at the token itself; above, the layers below say as much
 _LARGEST = 2.0**60  # magnitude of any number here: what is made of them stays finite
@@ -19,8 +20,8 @@ _LARGEST_CODE = 2039
 class Matrices(NamedTuple):
     """One matrix for each of some layers.
 
-    weights: int8 [layers, channels, columns], channels in chain order. steps: float32 [layers, channels], what a product
-    of 1 is worth.
+    weights: int8 [layers, channels, columns], channels in chain order. steps: float32 [layers, channels], what a
+    product of 1 is worth.
     """
 
     weights: NDArray[np.int8]
@@ -30,9 +31,9 @@ class Matrices(NamedTuple):
 class TokenMatrices(NamedTuple):
     """How the lowest layers follow from the token, whose features (`kv_chain.token_features`) have 16 bits.
 
-    means, inverses: float32 [hidden], of the features. epsilon: float32 [1]. upper: by the features' upper bytes, of the
-    lowest TOKEN_LAYERS layers. rest: of layer 0, what int8 leaves of its weights; its weights count for the lower bytes
-    too.
+    means, inverses: float32 [hidden], of the features. epsilon: float32 [1]. upper: by the features' upper bytes, of
+    the lowest TOKEN_LAYERS layers. rest: of layer 0, what int8 leaves of its weights; its weights count for the lower
+    bytes too.
     """
 
     means: NDArray[np.float32]
@@ -43,8 +44,8 @@ class TokenMatrices(NamedTuple):
 
 
 class LinearMatrices(NamedTuple):
-    """base: float32 [layers, channels], a layer of which nothing is known. below, below2: of the layers from 1 and from 2
-    on, by the features of the layer below and of the one below that. chain: int8 [layers, chain_size(channels)], for
+    """base: float32 [layers, channels], a layer of which nothing is known. below, below2: of the layers from 1 and from
+    2 on, by the features of the layer below and of the one below that. chain: int8 [layers, chain_size(channels)], for
     group g of 16 channels [16, 16 g], by the groups before; chain_steps: float32 [layers, channels]. means, inverses,
     errors: float32, codes: uint16 [layers, channels], see `kv_chain.ChainTables`.
     """
@@ -62,8 +63,9 @@ class LinearMatrices(NamedTuple):
 
 
 class ChainOrder(NamedTuple):
-    """channels: int32, for each place in chain order the channel of its row, K's or V's. pairs: int32 [groups], the first
-    pair that RoPE turns, or -1."""
+    """channels: int32, for each place in chain order the channel of its row, K's or V's. pairs: int32 [groups], the
+    first pair that RoPE turns, or -1.
+    """
 
     channels: NDArray[np.int32]
     pairs: NDArray[np.int32]
@@ -123,11 +125,14 @@ def from_tensors(tensors: dict[str, NDArray[Any]], geometry: Geometry, hidden: i
     """
     layers, channels = geometry.layers, 2 * geometry.kv_heads * geometry.head_dim
 
-    def matrices(count: int, columns: int) -> Matrices:
-        return Matrices(np.empty((count, channels, columns), np.int8), np.empty((count, channels), np.float32))
+    def shaped(kind: type[Any], *shape: int) -> NDArray[Any]:
+        return np.broadcast_to(np.zeros((), kind), shape)  # takes no memory
 
     def floats(*shape: int) -> NDArray[np.float32]:
-        return np.empty(shape, np.float32)
+        return shaped(np.float32, *shape)
+
+    def matrices(count: int, columns: int) -> Matrices:
+        return Matrices(shaped(np.int8, count, channels, columns), floats(count, channels))
 
     token = None
     if hidden:
@@ -139,12 +144,12 @@ def from_tensors(tensors: dict[str, NDArray[Any]], geometry: Geometry, hidden: i
         floats(*each),
         matrices(max(0, layers - 1), channels),
         matrices(max(0, layers - 2), channels),
-        np.empty((layers, chain_size(channels)), np.int8),
+        shaped(np.int8, layers, chain_size(channels)),
         floats(*each),
         floats(*each),
         floats(*each),
         floats(*each),
-        np.empty(each, np.uint16),
+        shaped(np.uint16, *each),
         token,
     )
     layout = to_tensors(wanted)

@@ -33,8 +33,8 @@ def embedding_check(rows: EmbeddingRows, vocabulary: int) -> str:
 class LinearProfile:
     """Matrices fitted to one model's KV of one cache dtype.
 
-    static: the static profile of an integer cache, whose steps are coded with it. vocabulary: rows of the model's embedding, 0
-    where tokens are not looked at; embedding_is: `embedding_check` of it. embedding: given by `bound_to`.
+    static: the static profile of an integer cache, whose steps are coded with it. vocabulary: rows of the model's
+    embedding, 0 where tokens are not looked at; embedding_is: `embedding_check` of it. embedding: given by `bound_to`.
     """
 
     geometry: Geometry

@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from prolepsis.coding.cache_dtypes import DType, Geometry
+from prolepsis.coding.header import MAX_CHANNELS
 from prolepsis.coding.linear_matrices import from_tensors, to_tensors
 from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
 from prolepsis.coding.profile import Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError
 
-MAX_BYTES = 1 << 32
 _KEY = "prolepsis"
 _STATIC = "static"  # name of the tensor that holds the bytes of a static profile
 _MAX_HEADER = 1 << 24
@@ -135,6 +135,8 @@ def _read_header(data: bytes) -> ProfileHeader:
 
 def _profile(header: ProfileHeader, tensors: dict[str, NDArray[Any]], static: bytes | None) -> AnyProfile:
     geometry = header.geometry
+    if geometry.layers * 2 * geometry.kv_heads * geometry.head_dim > MAX_CHANNELS:
+        raise ValueError(f"more than the {MAX_CHANNELS} channels a token that this version takes")
     if header.predictor != LinearProfile.predictor_name:
         if static is None or tensors:
             raise ValueError(f"it does not hold what the predictor {header.predictor!r} needs")

@@ -14,7 +14,7 @@ from prolepsis.coding.header import Front, read_front
 from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.side_by_side import in_order, segments_at_once
-from prolepsis.coding.source import random_source
+from prolepsis.coding.source import FileSource, random_source
 from prolepsis.errors import SegmentError
 
 
@@ -23,7 +23,8 @@ class SessionReader:
 
     `header`, `version`, `segments` (SegmentEntry each), `metadata`, `start` and `stop` (positions) are what it holds.
     `saves`: the position behind the last token of each save. `end`: the byte behind the last of these records.
-    `torn`: why what lies behind `end` was left out, in a file that was salvaged; else None. `file`: what was opened.
+    `torn`: why what lies behind `end` was left out, in a file that was salvaged; else None. `file`: what was opened, if
+    it is a file.
     """
 
     def __init__(
@@ -32,15 +33,16 @@ class SessionReader:
         """Read everything but the payloads.
 
         file: a seekable binary file, or a buffer (bytes, memoryview, mmap ...), which is decoded from without copying
-        and must stay as it is: whoever maps a file that another process cuts short risks SIGBUS. name: how errors
-        call it. profile: for a file whose profile is kept outside; without it, only decoding fails. salvage: where the
-        last save was broken off, take the saves before it; where there is none, all whole segments.
+        and must stay as it is: whoever maps a file that another process cuts short risks SIGBUS, and a mapping can be
+        closed when the reader is gone. name: how errors call it. profile: for a file whose profile is kept outside;
+        without it, only decoding fails. salvage: where the last save was broken off, take the saves before it; where
+        there is none, all whole segments.
 
         Raises:
             SegmentError: what is wrong, and where, and what is whole nevertheless.
         """
-        self.file = file
         self._source = random_source(file, name)
+        self.file = file if isinstance(self._source, FileSource) else None
         self.name = self._source.name
         front = read_front(self._source)
         self.header, self.version = front.header, front.version
@@ -61,12 +63,8 @@ class SessionReader:
         try:
             for record in read_records(self._source, front):
                 if isinstance(record, Trailer):
-                    saved, self.metadata, self.end, self.link = (
-                        len(segments),
-                        record.metadata,
-                        record.offset,
-                        record.link,
-                    )
+                    saved, self.metadata = len(segments), record.metadata
+                    self.end, self.link = record.offset, record.link
                     self.saves.append(record.stop)
                 else:
                     self._pass_over(len(segments), record)
@@ -81,7 +79,7 @@ class SessionReader:
     def _pass_over(self, number: int, entry: SegmentEntry) -> None:
         self._decoder.check_hashes(number, entry)
         if not self._source.skip(entry.payload_bytes):
-            self._decoder.check_payload(number, entry, None)
+            self._decoder.check_payload(number, entry, None)  # says that it is truncated
 
     def _what_is_whole(self) -> str:
         if not self.segments:

@@ -21,6 +21,9 @@ from prolepsis.coding.predictors import Chain, Prediction, Predictor, Segment
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables
 from prolepsis.coding.uniform_grid import on_grid
+from prolepsis.errors import InputError
+
+_CHANNELS_ON_GRID = 1 << 17  # bounds the memory of predictions that are made for each token: 128 MiB a segment
 
 Scalars = NDArray[np.uint16]
 Check = Callable[[int, Scalars, bool], None]
@@ -59,7 +62,14 @@ class SegmentCoder:
     def __init__(
         self, geometry: Geometry, profile: Statistics, rope: RopeSpec | None, *, group: int | None = None
     ) -> None:
-        """`group`: as the file has it; by default `streams.heads_per_stream`."""
+        """`group`: as the file has it; by default `streams.heads_per_stream`.
+
+        Raises:
+            InputError: the profile is one for integers, and the geometry is not, or the other way round.
+        """
+        if (geometry.steps is None) != (profile.steps is None):
+            told = "nothing about steps" if profile.steps is None else "about steps"
+            raise InputError(f"the profile knows {told}, so it is not one for {geometry.dtype}")
         self._geometry = geometry
         self._tables = profile.tables(geometry.dtype)
         self._steps = None
@@ -114,7 +124,12 @@ class SegmentCoder:
         return scalars
 
     def _decode_layers(
-        self, data: NDArray[np.uint8], bounds: NDArray[np.int64], prediction: Prediction | Chain, check: Check, out: Scalars
+        self,
+        data: NDArray[np.uint8],
+        bounds: NDArray[np.int64],
+        prediction: Prediction | Chain,
+        check: Check,
+        out: Scalars,
     ) -> None:
         begins, ends, numbers = bounds.T
         decoded: Iterable[tuple[Scalars, bool]]
@@ -140,13 +155,17 @@ class SegmentCoder:
         return counts
 
     def ideal_bits(self, segment: Segment, kv: KV) -> float:
-        """The code length of `kv` under this coder's own model, steps included, without what real streams cost beyond."""
+        """The code length of `kv` under this coder's model, steps included, without what streams cost beyond it."""
         steps, bits = _steps_of(kv), self._tables.code_length(self.count(segment, kv))
-        return bits if self._steps is None or steps is None else bits + self._steps.ideal_bits(segment, steps[..., None])
+        if self._steps is None or steps is None:
+            return bits
+        return bits + self._steps.ideal_bits(segment, steps[..., None])
 
     def _predictions(self, segment: Segment, steps: Scalars | None) -> Iterator[tuple[range, Prediction | Chain]]:
         """Some layers, and their prediction. They must be coded before the next are asked for."""
         work, at_once = self.predictor.begin(segment), self.predictor.layers_at_once
+        if steps is not None:
+            at_once = max(1, min(at_once, _CHANNELS_ON_GRID // (2 * self._geometry.kv_heads * self._geometry.head_dim)))
         for first in range(0, self._geometry.layers, at_once):
             layers = range(first, min(first + at_once, self._geometry.layers))
             prediction = work.predict(layers)

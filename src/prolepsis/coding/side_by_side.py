@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from prolepsis.coding.header import Header
 from prolepsis.coding.profile import GRID
-from prolepsis.coding.threads import for_each
-from prolepsis.kernels.team import default_threads
+from prolepsis.coding.threads import for_each, thread_count
 
 _BYTES = 1 << 28  # of raw KV in the segments at work; predictions take about twice as much beside it
 
@@ -15,7 +14,7 @@ T = TypeVar("T")
 
 def segments_at_once(header: Header) -> int:
     """How many segments of such a file may be at work at a time."""
-    return max(1, min(default_threads(), _BYTES // (header.raw_bits // 8 * GRID)))
+    return max(1, min(thread_count(), _BYTES // (header.raw_bits // 8 * GRID)))
 
 
 def in_order(count: int, at_once: int, work: Callable[[int], T]) -> Iterator[T]:
@@ -26,7 +25,7 @@ def in_order(count: int, at_once: int, work: Callable[[int], T]) -> Iterator[T]:
     """
     for first in range(0, count, at_once):
         batch = range(first, min(first + at_once, count))
-        if 2 * len(batch) > default_threads() and len(batch) > 1:
+        if 2 * len(batch) > thread_count() and len(batch) > 1:
             yield from _batch(batch, work)
         else:
             yield from map(work, batch)

@@ -6,6 +6,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.errors import InputError
 from prolepsis.kernels.rans import READ_AHEAD
 
 _PIECE = 1 << 20  # bytes that are asked for at once, so that no more is allocated than arrives
@@ -55,7 +56,12 @@ class FileSource(RandomSource):
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         super().__init__(file, name)
-        self.size = file.seek(0, 2)
+        try:
+            self.size = file.seek(0, 2)
+        except OSError as error:
+            raise InputError(
+                f"{name} cannot be read in any order ({error.strerror or error}); SessionStream can"
+            ) from error
         self._lock = Lock()
         file.seek(0)
 

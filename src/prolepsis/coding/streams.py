@@ -33,9 +33,9 @@ class _Place(NamedTuple):
     row: int
 
 
-def _places(layers: int, kv_heads: int, head_dim: int, group: int) -> list[_Place]:
-    row = group * head_dim
-    return [_Place(m, c, row) for m in range(2 * layers) for c in range(0, kv_heads * head_dim, row)]
+def _places(values: NDArray[np.uint16], group: int) -> list[_Place]:
+    layers, _, _, heads, dim = values.shape
+    return [_Place(m, c, group * dim) for m in range(2 * layers) for c in range(0, heads * dim, group * dim)]
 
 
 def encode_layers(
@@ -43,20 +43,19 @@ def encode_layers(
 ) -> list[NDArray[np.uint8]]:
     """Bytes of each stream. values: uint16 [layers, 2, tokens, kv_heads, head_dim]."""
     matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
-    layers, _, tokens, heads, dim = values.shape
-    places = _places(layers, heads, dim, group)
+    places = _places(values, group)
     out: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(places)
     rooms: list[tuple[NDArray, NDArray, NDArray]] = []  # that no thread is using
-    symbols = tokens * group * dim
+    symbols = values.shape[2] * group * values.shape[4]
     table = tables.encode
 
     def work(s: int) -> None:
-        place = places[s]
-        room = rooms.pop() if rooms else kv_streams.encoding_room(symbols)
-        size = kv_streams.encode_stream(
-            matrices[place.matrix], place.column, place.row, guesses[place.matrix],
-            tables.form, tables.octaves, table, *room,
-        )  # fmt: skip
+        m, column, row = places[s]
+        try:
+            room = rooms.pop()
+        except IndexError:
+            room = kv_streams.encoding_room(symbols)
+        size = kv_streams.encode_stream(matrices[m], column, row, guesses[m], tables.form, tables.octaves, table, *room)
         out[s] = room[-1][:size].copy()
         rooms.append(room)
 
@@ -69,7 +68,7 @@ def count_layers(
 ) -> NDArray[np.int64]:
     """How often each token occurs in each context: int64 [contexts, 128]."""
     matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
-    places = _places(values.shape[0], *values.shape[3:], group)
+    places = _places(values, group)
     counts = np.zeros((len(places), *tables.frequencies.shape), np.int64)
 
     def work(s: int) -> None:
@@ -99,7 +98,7 @@ def decode_layers(
     if not out[0, 0].flags.c_contiguous:
         raise ValueError("values that are not contiguous cannot be decoded in place")
     matrices, guesses = _matrices(out), _guesses(prediction, out.shape[2])
-    places = _places(out.shape[0], *out.shape[3:], group)
+    places = _places(out, group)
     sound = np.zeros(len(places), np.bool_)
     table = tables.decode
 
@@ -116,7 +115,7 @@ def decode_layers(
 def values_of(layers: NDArray[np.uint16], group: int) -> Iterator[NDArray[np.uint16]]:
     """The values of each stream, contiguous: uint16 [tokens, group * head_dim]. layers: as `out` of `decode_layers`."""
     matrices = _matrices(layers)
-    for m, column, row in _places(layers.shape[0], *layers.shape[3:], group):
+    for m, column, row in _places(layers, group):
         yield np.ascontiguousarray(matrices[m][:, column : column + row])
 
 

@@ -44,7 +44,10 @@ class TokenTables:
         return rans.encode_table(self.frequencies)
 
     def code_length(self, counts: NDArray[np.int64]) -> float:
-        """Bits that tokens counted in `counts` (int64 [contexts, 128]) take, raw bits included, without any overhead."""
+        """Bits that the tokens counted in `counts` take, raw bits included, without any overhead.
+
+        counts: int64 [contexts, 128].
+        """
         possible = self.frequencies > 0
         coded = np.where(possible, counts, 0)
         coded[:, kv_tokens.ESCAPE] += np.where(possible, 0, counts).sum(axis=1)

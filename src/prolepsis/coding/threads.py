@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 
 from prolepsis.kernels.team import default_threads
@@ -11,23 +12,40 @@ from prolepsis.kernels.team import default_threads
 
 class _Thread(threading.local):
     sharing = False
+    limit: int | None = None
 
 
 _thread = _Thread()
 
 
+def thread_count() -> int:
+    """Threads that work is spread over: `kernels.team.default_threads`, or what `limited_to` says."""
+    return _thread.limit or default_threads()
+
+
+@contextmanager
+def limited_to(threads: int) -> Iterator[None]:
+    """Within the block, what the calling thread asks for is spread over `threads` threads, which must be at least 1."""
+    before, _thread.limit = _thread.limit, threads
+    try:
+        yield
+    finally:
+        _thread.limit = before
+
+
 def for_each(count: int, work: Callable[[int], None]) -> None:
-    """Call work(0) ... work(count - 1), as many at a time as there are threads (`kernels.team`).
+    """Call work(0) ... work(count - 1), as many at a time as `thread_count` says.
 
     `work` spends its time in compiled code that holds no lock. Where it calls `for_each` itself, that runs in its own
     thread. The first exception raised is raised here.
     """
-    threads = min(default_threads(), count)
+    threads = min(thread_count(), count)
     if threads <= 1 or _thread.sharing:
         for i in range(count):
             work(i)
         return
-    items, failures = iter(range(count)), []
+    items = iter(range(count))
+    failures: list[BaseException] = []
 
     def share() -> None:
         _thread.sharing = True

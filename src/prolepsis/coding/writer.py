@@ -3,14 +3,14 @@
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from prolepsis.coding import container, kv_array
-from prolepsis.coding.cache_dtypes import KV, DType, Geometry
+from prolepsis.coding.cache_dtypes import DType, Geometry, as_stored
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import VERSION, Header, TokenStorage, header_link, pack_header
@@ -91,10 +91,12 @@ class SessionWriter:
         with salvage=True) is cut off with the first write.
 
         Raises:
-            InputError: a file of version 1; one that keeps only block hashes and ends within a block.
+            InputError: no file; a file of version 1; one that keeps only block hashes and ends within a block.
             SegmentError: its profile is kept outside and was not given to the reader.
         """
         kept = reader.header
+        if reader.file is None:
+            raise InputError(f"{reader.name} is in memory; only a file can be appended to")
         if reader.version != VERSION:
             raise InputError(f"{reader.name} has format version {reader.version}, which cannot be appended to")
         writer = cls.__new__(cls)
@@ -104,15 +106,17 @@ class SessionWriter:
         writer._whole, writer._begun = reader.end, False
         return writer
 
-    def add(self, kv: KV, ids: Sequence[int] | NDArray | None = None) -> None:
-        """Append tokens: uint16 [layers, 2, tokens, kv_heads, head_dim] and their ids.
+    def add(self, kv: Any, ids: Sequence[int] | NDArray | None = None) -> None:
+        """Append tokens: KV as `encode` takes it, [layers, 2, tokens, kv_heads, head_dim], and their ids.
 
         Becomes one segment for each 256 positions it touches, so few large calls make a smaller file.
 
         Raises:
-            InputError: a shape or number of ids that does not fit.
+            InputError: a type, shape or number of ids that does not fit.
         """
         kept = self.header
+        if not isinstance(kv, np.ndarray) or kv.dtype.kind != "u":
+            kv, _ = as_stored(kv, kept.dtype)
         kv_array.require_fit(kv, kept.geometry)
         count = kv_array.token_count(kv)
         if (ids is None) != (kept.tokens == "none") or (ids is not None and len(ids) != count):
@@ -122,24 +126,25 @@ class SessionWriter:
         first = self.position
         spans = list(grid_spans(first, count))
 
-        def encode(i: int) -> tuple[Segment, list[CodedStream]]:
-            begin, stop = spans[i].start - first, spans[i].start - first + spans[i].count
-            segment = Segment(spans[i].start, spans[i].count, None if ids is None else numbers[begin:stop])
-            return segment, self._coder.encode(segment, kv_array.copy(kv_array.part(kv, begin, stop)))
+        def encode(i: int) -> list[CodedStream]:
+            span = spans[i]
+            begin, stop = span.start - first, span.start - first + span.count
+            known = numbers[begin:stop] if kept.tokens == "ids" else None  # a reader will know no more
+            part = kv_array.copy(kv_array.part(kv, begin, stop))
+            return self._coder.encode(Segment(span.start, span.count, known), part)
 
-        for segment, coded in in_order(len(spans), segments_at_once(kept), encode):
-            self._add_segment(segment, coded)
+        for span, coded in zip(spans, in_order(len(spans), segments_at_once(kept), encode), strict=True):
+            self._add_segment(span, coded, numbers[span.start - first : span.start - first + span.count])
 
-    def _add_segment(self, segment: Segment, coded: list[CodedStream]) -> None:
+    def _add_segment(self, span: Segment, coded: list[CodedStream], ids: NDArray[np.uint32]) -> None:
         index = np.zeros(len(coded), container.INDEX_ENTRY)
         for i, stream in enumerate(coded):
             index[i] = (len(stream.data), xxhash.xxh3_64_intdigest(stream.data.data), stream.checksum)
-        ids = np.empty(0, np.uint32) if segment.ids is None else segment.ids
         stored = ids if self.header.tokens == "ids" else ids[:0]
-        entry = SegmentEntry(segment.start, segment.count, stored, self._hashes.add(ids), index)
+        entry = SegmentEntry(span.start, span.count, stored, self._hashes.add(ids), index)
         self._write_record(container.pack_segment(entry, self._link))
         self._write(b"".join(stream.data.data for stream in coded))
-        self.position += segment.count
+        self.position += span.count
         self._segments += 1
 
     def finish(self, metadata: bytes = b"") -> None:

@@ -88,7 +88,9 @@ def calibrate(
     if sample.tokens == 0:
         raise InputError("there are no tokens to calibrate on")
     profile: AnyProfile
-    static = measure_parts(sample.parts, sample.geometry, sample.rope, "marginal" if predictor == "marginal" else "static")
+    static = measure_parts(
+        sample.parts, sample.geometry, sample.rope, "marginal" if predictor == "marginal" else "static"
+    )
     profile = static
     if predictor == "linear":
         rows, vocabulary = llm.runner.decoder.embedding_rows, llm.config.vocab_size
@@ -118,7 +120,8 @@ def compare(calibrated: CalibratedProfile, sample: CalibrationSample, *, held_ou
 
     own = measure_parts(parts, calibrated.geometry, calibrated.rope)
     rates = [
-        rate(SegmentCoder(calibrated.geometry, profile, calibrated.rope), parts()) for profile in (calibrated.profile, own)
+        rate(SegmentCoder(calibrated.geometry, profile, calibrated.rope), parts())
+        for profile in (calibrated.profile, own)
     ]
     return Comparison(rates[0].tokens, *(r.ratio for r in rates))
 

@@ -67,9 +67,9 @@ def save_session(
 
     Where the file holds an earlier state of the same sequence (same model and arithmetic, tokens that this one begins
     with, same profile if one is given), only the tokens it lacks are appended; what it held before stays intact
-    whatever happens. Else, and where appending would make a bad file, a new one takes its place when it is whole. A bad
-    file is one with more than twice the segments that it needs, and eight; or, where its profile was measured on it,
-    one with more than twice the tokens that were there to measure.
+    whatever happens. Else a new file takes its place when it is whole; so too where appending would make a bad file:
+    one of more than 8 segments and twice those it needs (short segments cost size); or, where the file's profile was
+    measured, one of more than twice the tokens that there were to measure.
 
     Raises InputError if it cannot be written.
     """

@@ -1,7 +1,7 @@
 """Products of int8 rows with int8 matrices, exact in int32: the same on every machine, in any order.
 
-A matrix is held in tiles of 16 outputs: bytes [tile, column / 4, output, column mod 4], each 128 more than its weight, so
-that they are unsigned and a tile's step is one vector. Columns are padded with zeros to multiples of 16.
+A matrix is held in tiles of 16 outputs: bytes [tile, column / 4, output, column mod 4], each 128 more than its weight,
+so that they are unsigned and a tile's step is one vector. Columns are padded with zeros to multiples of 16.
 """
 
 import numpy as np

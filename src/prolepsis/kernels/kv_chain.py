@@ -1,12 +1,12 @@
 """A layer's channels predicted from each other: the modelling half of the `linear` predictor.
 
-A layer's channels stand in *chain order*, K before V and head after head, in groups of 16. Where RoPE turns K, a group is 8
-pairs, first members before second ones. Everything linear happens before RoPE: a group is predicted from the layers
-below and the groups before it, turned by each token's position, coded, turned back, and learned from.
+A layer's channels stand in *chain order*, K before V and head after head, in groups of 16. Where RoPE turns K, a group
+is 8 pairs, first members before second ones. Everything linear happens before RoPE: a group is predicted from the
+layers below and the groups before it, turned by each token's position, coded, turned back, and learned from.
 
 Learning keeps two things of each token. Its *features*, (value - mean) * inverse rounded to int8, which later groups
-and the layers above are predicted from; products with them are exact in int32. Its *energy*, the sum of squared errors in
-eighths of their expected size, which says whether this token is harder to predict than most.
+and the layers above are predicted from; products with them are exact in int32. Its *energy*, the sum of squared errors
+in eighths of their expected size, which says whether this token is harder to predict than most.
 
 Float32 without fused or reordered operations, so a prediction is the same bits on every machine.
 """
@@ -23,7 +23,7 @@ from prolepsis.kernels.int8_product import tile_int8_product
 from prolepsis.kernels.kv_chain_rows import PAIRS, add_rows, learner, turn_rows
 from prolepsis.kernels.rans import JIT
 
-GROUP = 16
+GROUP = 2 * PAIRS
 ENERGY_PRIOR = 4  # as if so many channels had erred as expected, before the first
 _ERROR_STEPS, _LARGEST_ERROR = 8.0, 1023.0
 LARGEST_FEATURE = 127
@@ -42,9 +42,9 @@ _f32, _i8, _i32, _i64, _u32 = np.float32, np.int8, np.int32, np.int64, np.uint32
 class ChainTables(NamedTuple):
     """What is known of one layer's channels, in chain order.
 
-    order: int32, a channel's place in a token's row of K or V. pairs: int32 [groups], the first pair that RoPE turns, or
-    -1. weights: uint8, for group g the tile (`int8_product.pack`) of its 16 g columns; steps: float32, what a product
-    is multiplied by. means, inverses: float32, of the features. errors: float32, one over the expected error.
+    order: int32, a channel's place in a token's row of K or V. pairs: int32 [groups], the first pair that RoPE turns,
+    or -1. weights: uint8, for group g the tile (`int8_product.pack`) of its 16 g columns; steps: float32, what a
+    product is multiplied by. means, inverses: float32, of the features. errors: float32, one over the expected error.
     codes: int32, the expected error as coded (`kv_tokens.classify`), of both channels of a turned pair alike.
     """
 
@@ -126,13 +126,12 @@ def _rounded(x, limit):
 def predict_group(g, tables, work, predictions, shifts):
     """Predict group g from base, features and energy.
 
-    Writes predictions: float32 [tokens * 16 or more], in steps where values are integers; and shifts: int32 [tokens], eighths of
-    an octave to add to the scale codes.
+    Writes predictions: float32 [tokens * 16 or more], in steps where values are integers; and shifts: int32 [tokens],
+    eighths of an octave to add to the scale codes.
     """
     first, tokens, channels = GROUP * g, len(work.base), work.features.shape[1]
-    tile_int8_product(
-        tables.weights, GROUP * GROUP * g * (g - 1) // 2, first, work.features, channels, work.sums, tokens, work.products
-    )  # fmt: skip
+    offset = GROUP * GROUP * g * (g - 1) // 2
+    tile_int8_product(tables.weights, offset, first, work.features, channels, work.sums, tokens, work.products)
     add_rows(work.base, first, channels, tables.steps, work.products, work.guesses, 0, GROUP, tokens)
     pair = tables.pairs[g]
     if pair >= 0:

@@ -1,11 +1,25 @@
-"""The inner loops of `kv_chain`: rows of 16 channels as explicit vectors. Exact, or float32 without fused operations."""
+"""The inner loops of `kv_chain`: rows of 16 channels as explicit vectors, exact, or float32 and never fused."""
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from prolepsis.kernels.llvm import F32, FLOATS, I8, I32, I64, INTS, SMALL, broadcast, data, load, nearest, scaled, splat, store, tree
+from prolepsis.kernels.llvm import (
+    F32,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    SMALL,
+    data,
+    load,
+    nearest,
+    scaled,
+    splat,
+    store,
+    tree,
+)
 
 PAIRS = 8
 _ROW = 4 * 2 * PAIRS  # bytes of a row of float32 or int32
@@ -31,8 +45,8 @@ def _looping(emit):
 def add_rows(tyctx, base, first, stride, steps, products, out, out_first, out_stride, rows):
     """out[t, out_first : out_first + 16] = base[t, first : first + 16] + steps[first : first + 16] * products[t].
 
-    base, out: float32, rows of `stride` and `out_stride`; they may be the same. steps: float32 [stride]. products: int32
-    [rows, 16].
+    base, out: float32, rows of `stride` and `out_stride`; they may be the same. steps: float32 [stride]. products:
+    int32 [rows, 16].
     """
 
     def emit(b, pointer, args, row):
@@ -89,9 +103,7 @@ def learner(largest_feature, error_steps, largest_error):
     """
 
     @intrinsic
-    def learn_rows(
-        tyctx, values, guesses, means, inverses, errors, first, stride, features, sums, energy, rows
-    ):
+    def learn_rows(tyctx, values, guesses, means, inverses, errors, first, stride, features, sums, energy, rows):
         def emit(b, pointer, args, row):
             def channel(i):
                 return load(b, FLOATS, pointer(i), scaled(b, args[5], 4))

@@ -113,9 +113,7 @@ def _lanes(tokens, groups):
 
 
 @njit(**JIT)
-def encode_chain_stream(
-    plane, begin, end, tables, work, floats, form, octaves, table, entries, bits, out, scalars
-):
+def encode_chain_stream(plane, begin, end, tables, work, floats, form, octaves, table, entries, bits, out, scalars):
     """Code groups begin ... end - 1 of a layer, which lie in `plane`, into `out`; returns the bytes used.
 
     plane: uint16 [tokens, row], scalars of the layer's K or V. floats: float32 [65536], the value of each scalar.
@@ -130,8 +128,9 @@ def encode_chain_stream(
         _take(plane, tables.order, g, room.scalars)
         scalars[at : at + count] = room.scalars[:count]
         p, held, filled = write(
-            room.scalars, room.contexts, room.centres, count, octaves, form[0], table, entries[at:], bits, p, held, filled
-        )
+            room.scalars, room.contexts, room.centres, count, octaves, form[0],
+            table, entries[at:], bits, p, held, filled,
+        )  # fmt: skip
         _end_group(g, tables, work, floats, room)
     simd.store_u64(bits, p, held)
     raw_bytes = p + _i64((filled + _u64(7)) >> _u64(3))
@@ -144,9 +143,7 @@ def encode_chain_stream(
 
 
 @njit(**JIT)
-def decode_chain_stream(
-    data, first, last, plane, begin, end, tables, work, floats, form, bins, table, scalars
-):
+def decode_chain_stream(data, first, last, plane, begin, end, tables, work, floats, form, bins, table, scalars):
     """Decode groups begin ... end - 1 of a layer from bytes first ... last - 1; False where they are not well formed.
 
     scalars: uint16 [n], filled in the stream's order; plane: uint16 [tokens, row], filled where they belong. Whatever
@@ -170,7 +167,9 @@ def decode_chain_stream(
             p = decode(data, p, raw, states, lanes, room.contexts, count, table, room.symbols)
             if p < 0:
                 return False
-            position = read(room.symbols, room.contexts, room.centres, count, bins, data, raw, position, bound, room.scalars)
+            position = read(
+                room.symbols, room.contexts, room.centres, count, bins, data, raw, position, bound, room.scalars
+            )
             if position < 0:
                 return False
             scalars[at : at + count] = room.scalars[:count]

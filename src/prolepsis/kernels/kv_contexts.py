@@ -38,7 +38,7 @@ _EVEN_OCTAVES = 2  # of scales, above the subnormals of an 8-bit float, in which
 
 _i16, _i32 = np.int16, np.int32
 
-_load16, _load_floats = simd.loader(simd.I16x32), simd.loader(simd.F32x16)
+_load16 = simd.loader(simd.I16x32)
 _as_halves = simd.converter(simd.I16x32, "bitcast")
 _as_words, _as_floats = simd.converter(simd.I32x16, "bitcast"), simd.converter(simd.F32x16, "bitcast")
 _narrow8 = simd.converter(simd.I8x32, "trunc")
@@ -143,5 +143,6 @@ def classify(predictions, scales, n, form, contexts, centres):
         far_centre, far_sign = _far_centre(first, second, lower, size, sign, form)
 
         context = simd.select(near, near_context, simd.add(width, NEAR_CONTEXTS))
+        centre = simd.bit_or(simd.select(near, near_centre, far_centre), simd.select(near, sign, far_sign))
         simd.store(contexts, i, _narrow8(context))
-        simd.store(centres, i, simd.bit_or(simd.select(near, near_centre, far_centre), simd.select(near, sign, far_sign)))
+        simd.store(centres, i, centre)

@@ -25,8 +25,9 @@ def _turned(a, b, cos, sin):
 def turn_head(x, at, dim, cos, sin, angle, pairs, half, out, to):
     """Turn the head x[at : at + dim] by the angles of one position into out[to :]; all float32, of one dimension.
 
-    The angles are cos[angle : angle + pairs], sin likewise. half: pairs are (i, i + pairs), else (2 i, 2 i + 1). Channels
-    beyond the turned ones are copied. No more pairs are turned than the head has, so that nothing beyond it is touched.
+    The angles are cos[angle : angle + pairs], sin likewise. half: pairs are (i, i + pairs), else (2 i, 2 i + 1).
+    Channels beyond the turned ones are copied. No more pairs are turned than the head has, so that nothing beyond it is
+    touched.
     """
     pairs = min(pairs, dim // 2)
     whole = pairs - pairs % 16

@@ -29,7 +29,7 @@ _OCTAVES = len(_OCTAVE_BITS)
 _OCTAVE_TABLE = 32
 _RAW_BITS = 5  # of an entry that say how many raw bits follow
 
-_u8, _u16, _i16, _i64, _u32, _u64 = np.uint8, np.uint16, np.int16, np.int64, np.uint32, np.uint64
+_u16, _i64, _u32, _u64 = np.uint16, np.int64, np.uint32, np.uint64
 
 _load8, _load16 = simd.loader(simd.I8x32), simd.loader(simd.I16x32)
 _widen16, _widen32 = simd.converter(simd.I16x32, "zext"), simd.converter(simd.I32x16, "zext")
@@ -40,9 +40,7 @@ _as_words, _as_longs = simd.converter(simd.I32x16, "bitcast"), simd.converter(si
 _zeros = simd.constant(simd.I16x32, [0] * 32)
 _ones = simd.constant(simd.I16x32, [0xFFFF] * 32)
 _low_bits = simd.constant(simd.I16x32, [(1 << min(n, 16)) - 1 for n in range(32)])
-_up1, _up2, _up4, _up8, _up16 = (
-    simd.shuffler(simd.I16x32, [32] * k + list(range(32 - k))) for k in (1, 2, 4, 8, 16)
-)
+_up1, _up2, _up4, _up8, _up16 = (simd.shuffler(simd.I16x32, [32] * k + list(range(32 - k))) for k in (1, 2, 4, 8, 16))
 _lane0, _lane1, _lane2, _lane3, _lane4, _lane5, _lane6, _lane7 = (simd.lane(k) for k in range(8))
 _last = simd.lane(-1)
 

@@ -23,7 +23,7 @@ READ_AHEAD = 128  # bytes that must exist, with any content, behind what the dec
 
 JIT = {"cache": True, "nogil": True, "error_model": "numpy"}
 
-_u8, _u16, _u32, _u64 = np.uint8, np.uint16, np.uint32, np.uint64
+_u8, _u32 = np.uint8, np.uint32
 _LOW = _u32(1 << 16)
 
 _load8, _load16 = simd.loader(simd.I8x16), simd.loader(simd.I16x16)

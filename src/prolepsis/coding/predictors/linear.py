@@ -1,7 +1,7 @@
 """`linear`: every channel from what is known below it, by small integer matrices and without running a network.
 
-A layer is first predicted from the two layers below (the lowest ones also from the token's embedding), then, group of 16
-channels after group, from the layer's own channels before. Products are exact int32 (`kernels.kv_chain`).
+A layer is first predicted from the two layers below (the lowest ones also from the token's embedding), then, group of
+16 channels after group, from the layer's own channels before. Products are exact int32 (`kernels.kv_chain`).
 """
 
 from collections.abc import Callable

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kv_samples import realistic_kv
 from spec_decoder import decode_file
 
-from prolepsis.coding import RopeSpec, SessionReader, SessionStream, SessionWriter, decode
+from prolepsis.coding import RopeSpec, SessionReader, SessionStream, SessionWriter, decode, kv_array
+from prolepsis.coding.cache_dtypes import DType, arrays_of, quantise
 from prolepsis.coding.profile import measure
 from prolepsis.errors import InputError, SegmentError
 
@@ -287,6 +288,33 @@ def test_as_long_as_nothing_is_added_the_file_stays() -> None:
     assert file.getvalue() != data
     writer.abandon()
     assert file.getvalue() == data.removesuffix(b"rubbish")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"])
+def test_caches_of_every_dtype_grow(dtype: DType) -> None:
+    """Integers have a stream of steps before those of their heads; each stream is found and named if damaged."""
+    kv = quantise(KV, dtype)
+    file = BytesIO()
+    writer = SessionWriter(file, measure(kv, dtype, ROPE, 0), dtype=dtype, rope=ROPE)
+    for first, stop in ((0, 30), (30, 300)):
+        writer = writer if first == 0 else SessionWriter.append_to(SessionReader(file))
+        writer.add(kv_array.part(kv, first, stop), IDS[first:stop])
+        writer.finish()
+    data = file.getvalue()
+    reader = SessionReader(data)
+    assert reader.raw_bytes == sum(a[:, :, :300].nbytes for a in arrays_of(kv))
+    for read in (reader.read_all(20, 290), SessionReader(file).read_all(20, 290)):
+        for array, expected in zip(arrays_of(read), arrays_of(kv_array.part(kv, 20, 290)), strict=True):
+            assert np.array_equal(array, expected)
+    steps = ["layer 0, K, steps"] if dtype.startswith("int") else []
+    assert [reader.header.stream_name(i) for i in range(len(steps) + 1)] == [*steps, "layer 0, K, heads 0-0"]
+    at = reader.segments[0].offset
+    for stream, length in enumerate(reader.segments[0].index["length"].tolist()):
+        damaged = bytearray(data)
+        damaged[at + length - 1] ^= 1
+        with pytest.raises(SegmentError, match=reader.header.stream_name(stream)):
+            decode(damaged)
+        at += length
 
 
 OUTSIDE = replace(PROFILE, embedded=False)

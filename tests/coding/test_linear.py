@@ -66,9 +66,8 @@ def test_it_is_smaller_than_static(dtype: DType) -> None:
         (segment, kv_array.part(kv, segment.start, segment.start + segment.count))
         for segment in segments_of(kv, ids, 512)
     ]
-    linear, static = (
-        rate(SegmentCoder(geometry, profile, ROPE), parts) for profile in (linear_profile(dtype), measure(kv, dtype, ROPE, 0))
-    )
+    profiles = linear_profile(dtype), measure(kv, dtype, ROPE, 0)
+    linear, static = (rate(SegmentCoder(geometry, profile, ROPE), parts) for profile in profiles)
     assert linear.coded_bytes < 0.8 * static.coded_bytes
 
 
@@ -162,8 +161,9 @@ def test_tensors_are_checked() -> None:
     infinite[0, 0] = np.inf
     wild = tensors["codes"].copy()
     wild[0, 0] = 2040
-    for change in ({"base": infinite}, {"codes": wild}, {"more": wild}, {"base": wild}, {"chain": tensors["chain"][:1]}):
-        with pytest.raises(ValueError, match="base|codes|more|chain"):
+    short = tensors["chain"][:1]
+    for change in ({"base": infinite}, {"codes": wild}, {"more": wild}, {"base": wild}, {"chain": short}):
+        with pytest.raises(ValueError, match=next(iter(change))):
             from_tensors(tensors | change, geometry, hidden)
     with pytest.raises(ValueError, match="differ"):
         from_tensors({k: v for k, v in tensors.items() if k != "base"}, geometry, hidden)

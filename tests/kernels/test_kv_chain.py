@@ -111,7 +111,7 @@ def test_values_that_are_no_numbers_are_learned_alike_everywhere():
 
 def test_terms_add_up_in_float32():
     random = np.random.default_rng(2)
-    x, weights = random.integers(-127, 128, (9, 64)).astype(np.int8), random.integers(-127, 128, (48, 64)).astype(np.int8)
+    x, weights = (random.integers(-127, 128, (rows, 64)).astype(np.int8) for rows in (9, 48))
     steps, out = random.normal(size=48).astype(f32), random.normal(size=(9, 48)).astype(f32)
     expected = out + steps * (x.astype(np.int64) @ weights.T).astype(f32)
     add_products(x, x.sum(axis=1, dtype=np.int32), pack(weights), steps, np.zeros((9, GROUP), np.int32), out)

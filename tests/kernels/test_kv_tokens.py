@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from forms import DTYPES, form_of
+from token_cases import READERS, scene
 
 from prolepsis.coding.cache_dtypes import FORMATS, to_float
 from prolepsis.kernels import kv_tokens, rans, simd
 from prolepsis.kernels.kv_contexts import SLACK
 from prolepsis.kernels.rans import ALPHABET
 
-READERS = [kv_tokens.read_scalar] + [kv_tokens.read_avx512] * simd.AVX512
 WRITERS = [kv_tokens.write_scalar] + [kv_tokens.write_avx512] * simd.AVX512
 
 
@@ -47,17 +47,6 @@ def test_every_bin_is_one_range_of_ordinals(dtype: str) -> None:
     assert np.array_equal(raw[40, :127], (bins[:64].repeat(2) & 31)[:127])
 
 
-def scene(random: np.random.Generator, dtype: str, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(contexts, centres, scalars): residuals from nothing to everything."""
-    contexts = random.integers(0, 72, n + SLACK).astype(np.uint8)
-    centres = random.integers(0, 1 << 16, n + SLACK).astype(np.uint16)
-    near_by = (centres + random.integers(-300, 300, n + SLACK)) ^ random.choice([0, 0x8000], n + SLACK)
-    wild = random.integers(0, 1 << 16, n + SLACK)
-    scalars = np.where(random.random(n + SLACK) < 0.5, near_by, wild) & 0xFFFF
-    kept = random.random(n + SLACK) < 0.2
-    return contexts, centres, np.where(kept, centres, scalars).astype(np.uint16)
-
-
 def encode_table(random: np.random.Generator) -> np.ndarray:
     """Of frequencies where a third of the tokens is impossible."""
     frequencies = np.full((72, ALPHABET), 32, np.uint16)
@@ -72,7 +61,7 @@ def test_what_is_written_is_read(dtype: str, n: int) -> None:
     random = np.random.default_rng(n)
     mantissa = int(form_of(dtype)[0])
     octaves, bins, table = kv_tokens.octave_starts(mantissa), kv_tokens.token_bins(mantissa), encode_table(random)
-    contexts, centres, scalars = scene(random, dtype, n)
+    contexts, centres, scalars = scene(random, n)
     written = []
     for writer in WRITERS:
         entries, bits = np.zeros(n + SLACK, np.uint32), np.zeros(2 * n + 200, np.uint8)
@@ -95,22 +84,3 @@ def test_what_is_written_is_read(dtype: str, n: int) -> None:
         end = 8 * (p - 3) + int(filled)
         assert reader(padded, contexts, centres, n, bins, bits, 3, 3, end, values) == end
         assert np.array_equal(values[:n], scalars[:n])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_readers_agree_on_anything(dtype: str) -> None:
-    random = np.random.default_rng(1)
-    bins = kv_tokens.token_bins(int(form_of(dtype)[0]))
-    for n in (1, 31, 32, 33, 1000):
-        tokens = random.integers(0, 128, n + SLACK).astype(np.uint8)
-        contexts, centres, _ = scene(random, dtype, n)
-        bits = np.frombuffer(random.bytes(2 * n + 5 + rans.READ_AHEAD), np.uint8).copy()
-        results = []
-        for reader in READERS:
-            values = np.zeros(n + SLACK, np.uint16)
-            position = reader(tokens, contexts, centres, n, bins, bits, 3, 0, 16 * n, values)
-            results.append((position, values[:n].tolist()))
-        assert all(r == results[0] for r in results)
-        for reader in READERS:
-            if n > 64:
-                assert reader(tokens, contexts, centres, n, bins, bits, 3, 0, 100, np.zeros(n + SLACK, np.uint16)) == -1

@@ -14,8 +14,9 @@ from prolepsis.kernels import simd
 from prolepsis.kernels.kv_chain import GROUP, learn_group, predict_group
 from prolepsis.kernels.kv_contexts import SLACK, classify, scale_of
 from prolepsis.kernels.kv_streams import RAW, pack, unpack, used_up
-from prolepsis.kernels.kv_tokens import count_tokens, read, write
-from prolepsis.kernels.rans import FEW_LANES, JIT, MAX_LANES, SMALL_STREAM, decode
+from prolepsis.kernels.kv_tokens import count_tokens, write
+from prolepsis.kernels.kv_values import decode
+from prolepsis.kernels.rans import FEW_LANES, JIT, MAX_LANES, SMALL_STREAM
 
 _u8, _u16, _f32, _i16, _i32, _i64, _u64 = np.uint8, np.uint16, np.float32, np.int16, np.int32, np.int64, np.uint64
 
@@ -164,13 +165,11 @@ def decode_chain_stream(data, first, last, plane, begin, end, tables, work, floa
         if lanes == 0:
             room.scalars[:count] = scalars[at : at + count]
         else:
-            p = decode(data, p, raw, states, lanes, room.contexts, count, table, room.symbols)
+            p, position = decode(
+                data, p, raw, position, bound, states, lanes, room.contexts, room.centres, count, table, bins,
+                room.symbols, room.scalars,
+            )  # fmt: skip
             if p < 0:
-                return False
-            position = read(
-                room.symbols, room.contexts, room.centres, count, bins, data, raw, position, bound, room.scalars
-            )
-            if position < 0:
                 return False
             scalars[at : at + count] = room.scalars[:count]
         _put(room.scalars, tables.order, g, plane)

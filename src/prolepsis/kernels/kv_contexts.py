@@ -76,6 +76,16 @@ def scale_of(code, shift):
     return _i16(NEVER_NEAR) if code == CONSTANT else _i16(moved)
 
 
+@njit(**JIT)
+def move_scales(scales, at, n, shift, out, to):
+    """Move n scales, int16 from `scale_of`, by a token's shift, as that function does. out has room for SLACK more."""
+    for i in range(0, n, 32):
+        scale = _load16(scales, at + i)
+        moved = simd.add(scale, _i16(min(max(shift, -LARGEST_CODE), LARGEST_CODE)))
+        moved = simd.minimum_signed(simd.maximum_signed(moved, 1), LARGEST_CODE)
+        simd.store(out, to + i, simd.select(simd.equal(scale, NEVER_NEAR), scale, moved))
+
+
 @njit(inline="always")
 def _brain_centre(size, lower):
     """The upper halves of floats, rounded to nearest even by their lower halves."""

@@ -14,10 +14,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels import simd
-from prolepsis.kernels.kv_contexts import SLACK, classify, scale_of
+from prolepsis.kernels.kv_contexts import SLACK, classify, move_scales, scale_of
 from prolepsis.kernels.kv_static import turn_head
-from prolepsis.kernels.kv_tokens import count_tokens, read, write
-from prolepsis.kernels.rans import FEW_LANES, JIT, MAX_LANES, SMALL_STREAM, decode, encode, read_states
+from prolepsis.kernels.kv_tokens import count_tokens, write
+from prolepsis.kernels.kv_values import decode
+from prolepsis.kernels.rans import FEW_LANES, JIT, MAX_LANES, SMALL_STREAM, encode, read_states
 
 RAW = 0xFFFFFFFF
 _FEW = 1 << 31  # set in the number of words: the stream has FEW_LANES, though it has many symbols
@@ -53,6 +54,7 @@ class _Chunk(NamedTuple):
     """Room for some rows of a stream."""
 
     predictions: NDArray[np.float32]
+    unmoved: NDArray[np.int16]
     scales: NDArray[np.int16]
     contexts: NDArray[np.uint8]
     centres: NDArray[np.uint16]
@@ -70,7 +72,13 @@ def encoding_room(symbols: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8], 
 def _new_chunk(rows, row):
     n = rows * row + SLACK
     return _Chunk(
-        np.empty(n, _f32), np.empty(n, _i16), np.empty(n, _u8), np.empty(n, _u16), np.empty(n, _u8), np.empty(n, _u16)
+        np.empty(n, _f32),
+        np.empty(row + SLACK, _i16),
+        np.empty(n, _i16),
+        np.empty(n, _u8),
+        np.empty(n, _u16),
+        np.empty(n, _u8),
+        np.empty(n, _u16),
     )
 
 
@@ -82,13 +90,20 @@ def _chunk_rows(row):
 
 
 @njit(**JIT)
-def _fill_scales(guess, column, row, t, scales, to):
-    """Scale codes of a token's row, as `classify` takes them."""
+def _fill_scales(guess, column, row, first, rows, chunk):
+    """Scales of some rows: the same in each, or moved by the shifts of each token's heads."""
     dim, shifted = guess.head_dim, guess.shifts.shape[0] > 0
-    for head in range(row // dim):
-        shift = guess.shifts[t, column // dim + head] if shifted else _i32(0)
-        for c in range(head * dim, (head + 1) * dim):
-            scales[to + c] = scale_of(guess.scales[column + c], shift)
+    if first == 0:
+        for c in range(row):
+            chunk.unmoved[c] = scale_of(guess.scales[column + c], _i32(0))
+    for r in range(rows):
+        if shifted:
+            for at in range(0, row, dim):
+                move_scales(
+                    chunk.unmoved, at, dim, guess.shifts[first + r, (column + at) // dim], chunk.scales, r * row + at
+                )
+        elif first == 0:
+            simd.copy_bytes(chunk.scales, r * row, chunk.unmoved, 0, 2 * row)
 
 
 @njit(**JIT)
@@ -109,9 +124,7 @@ def _classify_rows(guess, column, row, first, rows, form, chunk):
     shifted, same = guess.shifts.shape[0] > 0, guess.means.shape[0] == 1 and guess.cos.shape[1] == 0
     if same and not shifted and first > 0:
         return
-    for r in range(rows):
-        if shifted or first == 0:
-            _fill_scales(guess, column, row, first + r, chunk.scales, r * row)
+    _fill_scales(guess, column, row, first, rows, chunk)
     if not same or first == 0:
         _fill_predictions(guess, column, row, first, rows, chunk.predictions)
     classify(chunk.predictions, chunk.scales, rows * row, form, chunk.contexts, chunk.centres)
@@ -270,13 +283,11 @@ def decode_stream(data, begin, end, guess, form, bins, table, matrix, column, ro
         rows = min(step, matrix.shape[0] - first)
         count = rows * row
         _classify_rows(guess, column, row, first, rows, form, chunk)
-        p = decode(data, p, bits, states, lanes, chunk.contexts, count, table, chunk.tokens)
+        p, position = decode(
+            data, p, bits, position, last, states, lanes, chunk.contexts, chunk.centres, count, table, bins,
+            chunk.tokens, chunk.values,
+        )  # fmt: skip
         if p < 0:
-            return False
-        position = read(
-            chunk.tokens, chunk.contexts, chunk.centres, count, bins, data, bits, position, last, chunk.values
-        )
-        if position < 0:
             return False
         _put(chunk.values, column, row, first, rows, matrix)
     return used_up(states, lanes, p, bits, position, end)

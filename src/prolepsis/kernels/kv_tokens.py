@@ -20,14 +20,14 @@ from prolepsis.kernels.kv_contexts import CONTEXTS, NEAR_CONTEXTS
 from prolepsis.kernels.rans import ALPHABET, JIT
 
 ESCAPE = ALPHABET - 1
-_BINS = ALPHABET // 2
+BINS = ALPHABET // 2
+RAW_BITS = 5  # of an entry of `token_bins` that say how many raw bits follow
 
 # Bins of the near layout, as log2 per octave, lowest octave (scale * 2**-10) first; the last is scale * 2**3.
 _LOWEST_OCTAVE = -10
 _OCTAVE_BITS = (0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 3, 3, 2, 1)
 _OCTAVES = len(_OCTAVE_BITS)
 _OCTAVE_TABLE = 32
-_RAW_BITS = 5  # of an entry that say how many raw bits follow
 
 _u16, _i64, _u32, _u64 = np.uint16, np.int64, np.uint32, np.uint64
 
@@ -40,9 +40,7 @@ _as_words, _as_longs = simd.converter(simd.I32x16, "bitcast"), simd.converter(si
 _zeros = simd.constant(simd.I16x32, [0] * 32)
 _ones = simd.constant(simd.I16x32, [0xFFFF] * 32)
 _low_bits = simd.constant(simd.I16x32, [(1 << min(n, 16)) - 1 for n in range(32)])
-_up1, _up2, _up4, _up8, _up16 = (simd.shuffler(simd.I16x32, [32] * k + list(range(32 - k))) for k in (1, 2, 4, 8, 16))
 _lane0, _lane1, _lane2, _lane3, _lane4, _lane5, _lane6, _lane7 = (simd.lane(k) for k in range(8))
-_last = simd.lane(-1)
 
 
 def octave_starts(mantissa_bits: int) -> NDArray[np.int16]:
@@ -59,20 +57,20 @@ def token_bins(mantissa_bits: int) -> NDArray[np.int16]:
 
     No bin holds the escape, which is token 127 in both layouts.
     """
-    far, near = np.zeros(_BINS, np.int16), np.zeros(_BINS, np.int16)
-    far[:16] = np.arange(16) << _RAW_BITS
-    for size in range(16, _BINS):
-        far[size] = (4 + (size & 3)) << _RAW_BITS | 2 + ((size - 16) >> 2)
+    far, near = np.zeros(BINS, np.int16), np.zeros(BINS, np.int16)
+    far[:16] = np.arange(16) << RAW_BITS
+    for size in range(16, BINS):
+        far[size] = (4 + (size & 3)) << RAW_BITS | 2 + ((size - 16) >> 2)
     for octave, entry in enumerate(octave_starts(mantissa_bits)[:_OCTAVES].tolist()):
         first, raw = entry >> 8, entry & 255
         parts = 1 << (mantissa_bits - raw)
-        near[first : first + parts] = ((octave + _LOWEST_OCTAVE) * parts + np.arange(parts)) << _RAW_BITS | raw
+        near[first : first + parts] = ((octave + _LOWEST_OCTAVE) * parts + np.arange(parts)) << RAW_BITS | raw
     return np.concatenate([far, near])
 
 
 def raw_bits(bins: NDArray[np.int16]) -> NDArray[np.int64]:
     """How many raw bits follow each token of each context: int64 [contexts, 128]. bins: `token_bins`."""
-    counts = np.repeat(bins.astype(np.int64) & ((1 << _RAW_BITS) - 1), 2).reshape(2, ALPHABET)
+    counts = np.repeat(bins.astype(np.int64) & ((1 << RAW_BITS) - 1), 2).reshape(2, ALPHABET)
     counts[:, ESCAPE] = 16
     far, near = counts
     return np.concatenate([np.tile(near, (NEAR_CONTEXTS, 1)), np.tile(far, (CONTEXTS - NEAR_CONTEXTS, 1))])
@@ -101,7 +99,7 @@ def _token(scalar, context, centre, octaves, mantissa_bits):
     entry = octaves[_u64(octave) if inside else _u64(0)]
     near_raw = _i64(entry & 255)
     part = (size & ((1 << mantissa_bits) - 1)) >> near_raw
-    near_bin = (entry >> 8) + part if inside else _BINS
+    near_bin = (entry >> 8) + part if inside else BINS
     length = _i64(simd.bit_length(_u64(size)))
     raw = length - 3 if length > 5 else 2
     far_bin = size if size < 16 else 4 * raw + (size >> raw) + 4
@@ -163,7 +161,7 @@ def _near_tokens(size, octaves, mantissa_bits):
     raw = simd.bit_and(entry, 255)
     part = simd.shift_right(simd.bit_and(size, (1 << mantissa_bits) - 1), raw)
     token_bin = simd.add(simd.shift_right(entry, 8), part)
-    return simd.select(simd.less(octave, _OCTAVES), token_bin, _BINS), raw
+    return simd.select(simd.less(octave, _OCTAVES), token_bin, BINS), raw
 
 
 @njit(inline="always")
@@ -246,82 +244,4 @@ def write_avx512(values, contexts, centres, n, octaves, mantissa_bits, table, en
     )  # fmt: skip
 
 
-@njit(**JIT)
-def read_scalar(tokens, contexts, centres, n, bins, bits, start, position, end, values):
-    """The n scalars of `tokens`: uint16 into values. Returns the next bit position, or -1 as soon as it passes `end`.
-
-    bins: `token_bins`. bits: uint8 with rans.READ_AHEAD readable bytes behind the stream; the stream begins at byte
-    `start`, and `position`, `end` count bits from there.
-    """
-    for i in range(n):
-        if position > end:
-            return -1
-        token, near = _i64(tokens[i]), -_i64(contexts[i] < NEAR_CONTEXTS)
-        entry = _i64(bins[(near & _BINS) + (token >> 1)])
-        escape = token == ESCAPE
-        count = 16 if escape else entry & ((1 << _RAW_BITS) - 1)
-        word = simd.load_u32(bits, start + (position >> 3)) >> _u32(position & 7)
-        raw = _i64(word & _u32((1 << count) - 1))
-        size = ((entry >> _RAW_BITS) << count) + raw
-        sign, middle = -(token & 1), _i64(centres[i] & _u16(0x7FFF))
-        folded = (middle & ~near) + (((middle & near) + size) ^ sign)
-        ordinal = raw if escape else folded ^ -_i64(centres[i] >> 15)
-        values[i] = _u16(ordinal & 0xFFFF)
-        position += count
-    for i in range(n):  # apart from the loop above, where it would become a branch that cannot be foreseen
-        values[i] ^= _u16(0x7FFF) if values[i] & _u16(0x8000) else _u16(0)
-    return position
-
-
-@njit(inline="always")
-def _raw_bits(bits, start, position, count):
-    """(the next `count` <= 16 bits of each of 32 lanes, how many these are altogether)."""
-    total = simd.add(count, _up1(count, _zeros()))
-    total = simd.add(total, _up2(total, _zeros()))
-    total = simd.add(total, _up4(total, _zeros()))
-    total = simd.add(total, _up8(total, _zeros()))
-    total = simd.add(total, _up16(total, _zeros()))
-    at = simd.add(simd.sub(total, count), _u16(position & 15))
-    # All 32 lie within 33 words of 16 bits, the last of which only the second load holds.
-    word, bit = simd.shift_right(at, 4), simd.bit_and(at, 15)
-    byte = start + ((position >> 4) << 1)
-    low = avx512.look_up(_load16(bits, byte), word)
-    high = avx512.look_up(_load16(bits, byte + 2), word)
-    upper = simd.shift_left(simd.add(high, high), simd.bit_xor(bit, 15))
-    raw = simd.bit_or(simd.shift_right(low, bit), upper)
-    return simd.bit_and(raw, avx512.look_up(_low_bits(), count)), _i64(_last(total))
-
-
-@njit(**JIT)
-def read_avx512(tokens, contexts, centres, n, bins, bits, start, position, end, values):
-    """`read_scalar`, 32 scalars at a time."""
-    whole = n - n % 32
-    far_low, far_high = _load16(bins, 0), _load16(bins, 32)
-    near_low, near_high = _load16(bins, 64), _load16(bins, 96)
-    for i in range(0, whole, 32):
-        if position > end:
-            return -1
-        token, centre, context = _widen16(_load8(tokens, i)), _load16(centres, i), _load8(contexts, i)
-        near, escape = simd.less(context, NEAR_CONTEXTS), simd.equal(token, ESCAPE)
-        token_bin = simd.shift_right(token, 1)
-        far_entry = avx512.look_up_two(far_low, token_bin, far_high)
-        entry = simd.select(near, avx512.look_up_two(near_low, token_bin, near_high), far_entry)
-        count = simd.bit_and(entry, (1 << _RAW_BITS) - 1)
-        raw, total = _raw_bits(bits, start, position, simd.select(escape, simd.broadcast(count, 16), count))
-        size = simd.add(simd.shift_left(simd.shift_right_signed(entry, _RAW_BITS), count), raw)
-        sign = simd.shift_right_signed(simd.shift_left(token, 15), 15)
-        middle = simd.bit_and(centre, 0x7FFF)
-        before = simd.select(near, middle, 0)
-        folded = simd.add(simd.sub(middle, before), simd.bit_xor(simd.add(before, size), sign))
-        ordinal = simd.select(escape, raw, simd.bit_xor(folded, simd.shift_right_signed(centre, 15)))
-        flip = simd.bit_and(simd.shift_right_signed(ordinal, 15), 0x7FFF)
-        simd.store(values, i, simd.bit_xor(ordinal, flip))
-        position += total
-    rest = n - whole
-    return read_scalar(
-        tokens[whole:], contexts[whole:], centres[whole:], rest, bins, bits, start, position, end, values[whole:]
-    )
-
-
-read = read_avx512 if simd.AVX512 else read_scalar
 write = write_avx512 if simd.AVX512 else write_scalar

@@ -2,8 +2,8 @@
 
 Symbol i belongs to lane i mod `lanes`; every lane is a 32-bit state in [2**16, 2**32) renormalised by 16-bit words,
 with 12-bit probabilities. Encoding runs backwards and fills the buffer from its end, so that decoding reads forwards:
-first the states of all lanes, then the words in the order the symbols need them. The AVX-512 functions and the
-scalar ones read and write the same bytes.
+first the states of all lanes, then the words in the order the symbols need them. With AVX-512 (`encode_avx512`, and
+`kv_values` for decoding) the bytes are the same.
 
 Source: Duda 2013 (arXiv:1311.2540); Giesen 2014 (arXiv:1402.3392) for interleaving.
 """
@@ -28,7 +28,7 @@ _LOW = _u32(1 << 16)
 
 _load8, _load16 = simd.loader(simd.I8x16), simd.loader(simd.I16x16)
 _load32 = simd.loader(simd.I32x16)
-_widen, _narrow8 = simd.converter(simd.I32x16, "zext"), simd.converter(simd.I8x16, "trunc")
+_widen = simd.converter(simd.I32x16, "zext")
 _narrow16 = simd.converter(simd.I16x16, "trunc")
 _to_float, _to_int = simd.converter(simd.F32x16, "uitofp"), simd.converter(simd.I32x16, "fptosi")
 _iota = simd.constant(simd.I32x16, range(16))
@@ -62,7 +62,7 @@ def read_states(words, p, states, lanes):
 
 
 @njit(**JIT)
-def decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens):
+def decode(words, p, end, states, lanes, contexts, n, table, tokens):
     """Decode n tokens; returns the next byte position, or -1 as soon as it has passed `end`.
 
     words: uint8 with READ_AHEAD readable bytes behind `end`. contexts, tokens: uint8 [>= n]. n is a multiple of
@@ -119,32 +119,18 @@ def write_states(words, p, states, lanes):
 
 
 @njit(inline="always")
-def _decode_step(x, contexts, i, table, tokens, words, p):
+def decode_step(x, contexts, i, table, words, p):
+    """(states, byte position, table entries) after one token of each of 16 lanes, with contexts[i : i + 16].
+
+    The lower 7 bits of an entry are the token. Reads up to 32 bytes from p.
+    """
     slot = simd.bit_or(simd.shift_left(_widen(_load8(contexts, i)), 12), simd.bit_and(x, 4095))
-    e = avx512.gather(table, slot)
-    simd.store(tokens, i, _narrow8(simd.bit_and(e, 127)))
-    offset = simd.bit_and(simd.shift_right(e, 7), 4095)
-    x = simd.add(simd.mul(simd.shift_right(e, 19), simd.shift_right(x, 12)), offset)
+    entry = avx512.gather(table, slot)
+    offset = simd.bit_and(simd.shift_right(entry, 7), 4095)
+    x = simd.add(simd.mul(simd.shift_right(entry, 19), simd.shift_right(x, 12)), offset)
     low = simd.less(x, 65536)
     x = simd.select(low, simd.bit_or(simd.shift_left(x, 16), avx512.expand(_widen(_load16(words, p)), low)), x)
-    return x, p + 2 * simd.count(low)
-
-
-@njit(**JIT)
-def decode_avx512(words, p, end, states, lanes, contexts, n, table, tokens):
-    """`decode_scalar` for 32 lanes in two vectors; other lane counts and the tail go through the scalar loop."""
-    if lanes != 32:
-        return decode_scalar(words, p, end, states, lanes, contexts, n, table, tokens)
-    whole = n - n % 32
-    x, y = _load32(states, 0), _load32(states, 16)
-    for i in range(0, whole, 32):
-        if p > end:
-            return -1
-        x, p = _decode_step(x, contexts, i, table, tokens, words, p)
-        y, p = _decode_step(y, contexts, i + 16, table, tokens, words, p)
-    simd.store(states, 0, x)
-    simd.store(states, 16, y)
-    return decode_scalar(words, p, end, states, lanes, contexts[whole:], n - whole, table, tokens[whole:])
+    return x, p + 2 * simd.count(low), entry
 
 
 @njit(inline="always")
@@ -184,5 +170,4 @@ def encode_avx512(entries, n, lanes, words, p):
     return write_states(words, p, states, lanes)
 
 
-decode = decode_avx512 if simd.AVX512 else decode_scalar
 encode = encode_avx512 if simd.AVX512 else encode_scalar

@@ -125,13 +125,15 @@ def bench(
         stored = [d for d in dtypes if (d == "fp16") == (engine == "fp16")]
         if stored:
             llm = load(model, kv_memory=kv_memory, kv_dtype=engine)
-            parts = parts or _tokens(llm, wanted, str(text), content, others)
+            parts = parts or _split(llm, wanted, str(text), content, others)
             outcomes |= {d: _bench(llm, d, wanted, parts) for d in stored}
     assert parts is not None
     report = _report(model, text, wanted, parts, [outcomes[d] for d in dtypes])
+    if not report["rows"]:
+        raise InputError(f"nothing could be measured: {report['left_out'][0]['reason']}")
     if plot is not None:
         with replace_file(plot) as file:
-            kv_plot.draw(report).savefig(file, format=plot.suffix[1:], dpi=160)
+            kv_plot.draw(report).savefig(file, format=plot.suffix[1:].lower(), dpi=160)
     if json_:
         print_json(report)
     else:
@@ -142,7 +144,7 @@ def _chosen(values: Sequence[str] | None, flag: str, choices: Sequence[T]) -> li
     """In the order of `choices`; all of them by default."""
     for value in values or []:
         if value not in choices:
-            raise InputError(f"{flag} {value!r} is not known; choose of {', '.join(map(str, choices))}")
+            raise InputError(f"{flag} {value!r} is not known; choose from {', '.join(map(str, choices))}")
     return [choice for choice in choices if not values or choice in values]
 
 
@@ -171,14 +173,14 @@ def _profiles(paths: Sequence[Path], dtypes: Sequence[DType]) -> dict[DType, Pat
 
 
 def _require_plot(path: Path) -> None:
-    if path.suffix not in _PLOTS:
+    if path.suffix.lower() not in _PLOTS:
         raise InputError(f"--plot: {path} must end in {', '.join(_PLOTS[:-1])} or {_PLOTS[-1]}")
     if find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install 'prolepsis[bench]'")
     require_writable(path)
 
 
-def _tokens(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str, str]) -> _Tokens:
+def _split(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str, str]) -> _Tokens:
     """What is measured and what is calibrated on."""
     ids, calibration, source = llm.tokenizer.encode(content)[: wanted.tokens], [], ""
     if others:
@@ -189,11 +191,14 @@ def _tokens(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str
     most = min(llm.max_context, _LARGEST // llm.kv_cache.bytes_per_token)
     if len(ids) > most:
         note(f"measuring {most} of {len(ids)} tokens: the cache holds no longer session", "yellow")
-    for flag, found in (("--text", len(ids)), ("--calibration", sum(map(len, calibration)))):
-        if found == 0 and (flag == "--text" or wanted.calibrates):
-            raise InputError(f"{flag}: too few tokens, none are left for it")
-    if wanted.calibrates and sum(map(len, calibration)) < _FEW_TOKENS:
-        note(f"{sum(map(len, calibration))} tokens are few to calibrate on; a few thousand do better", "yellow")
+    if not ids:
+        raise InputError(f"--text: {name} has too few tokens")
+    if wanted.calibrates:
+        few = sum(map(len, calibration))
+        if few == 0:
+            raise InputError(f"{'--calibration' if others else '--text'}: there are no tokens to calibrate on")
+        if few < _FEW_TOKENS:
+            note(f"{few} tokens are few to calibrate on; a few thousand do better", "yellow")
     return _Tokens(ids[:most], calibration, source)
 
 

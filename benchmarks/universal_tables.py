@@ -27,7 +27,7 @@ def scales(dtype: DType, random: np.random.Generator) -> np.ndarray:
     """Scales of the channels, as octaves."""
     form = FORMATS[dtype]
     if form.limit:
-        return random.uniform(-5, np.log2(form.limit) + 1, CHANNELS)
+        return random.uniform(-5, np.log2(form.limit) - 1, CHANNELS)  # a step is the largest value / limit
     if form.bits == 16:
         return random.uniform(-4, 4, CHANNELS)
     smallest = form.exponent_bias + 1 - 127

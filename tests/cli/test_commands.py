@@ -22,6 +22,7 @@ COMMANDS = [
     "kv load",
     "kv inspect",
     "kv verify",
+    "kv bench",
 ]
 
 

@@ -8,7 +8,7 @@ import math
 import struct
 from decimal import Context, Decimal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,8 +38,8 @@ FORMS = {
     "fp16": Form(10, 112, 0x7C00, -16384, 0, 28, "universal_tables.xz"),
     "fp8_e4m3": Form(3, 120, 0x7E, 984, 121, 14, "universal_tables_fp8_e4m3.xz"),
     "fp8_e5m2": Form(2, 112, 0x7C, 920, 113, 12, "universal_tables_fp8_e5m2.xz"),
-    "int8": Form(7, 133, 127, 16384, 255, 264, "universal_tables_int.xz"),
-    "int4": Form(3, 129, 7, 16384, 255, 264, "universal_tables_int.xz"),
+    "int8": Form(0, 0, 127, 0, 0, 0, "universal_tables_int.xz"),
+    "int4": Form(0, 0, 7, 0, 0, 0, "universal_tables_int.xz"),
 }
 
 
@@ -97,8 +97,8 @@ def universal(dtype: str) -> list:
     return np.frombuffer(lzma.decompress((TABLES / FORMS[dtype].tables).read_bytes()), "<u2").reshape(72, 128).tolist()
 
 
-def profile(header: dict) -> Profile:
-    flags, planes = header["profile"][0], zstandard.decompress(header["profile"][1:])
+def profile(header: dict, packed: bytes) -> Profile:
+    flags, planes = packed[0], zstandard.decompress(packed[1:])
     heads = [header["layers"], 2, header["kv_heads"]]
 
     def take(shape: list[int]) -> np.ndarray:
@@ -135,63 +135,102 @@ def rounded(p: int, form: Form) -> int:
     return round(math.ldexp(value, 127 + form.m - exponent)) + ((exponent - form.e - 1) << form.m)
 
 
-def decode_stream(data: bytes, guesses: list[tuple[float, int]], dtype: str, frequencies: list) -> list[int]:
-    """The scalars. guesses: prediction and S of each."""
+def context_and_centre(prediction: float, s: int, dtype: str) -> tuple[int, int, bool, int]:
+    """(context, centre, whether near, neg) of one scalar."""
     form = FORMS[dtype]
-    m = form.m
-    (words,) = struct.unpack_from("<I", data)
-    if words == 0xFFFFFFFF:
-        return list(struct.unpack(f"<{len(guesses)}H", data[4:]))
-    lanes, words = 4 if len(guesses) < 8192 or words >> 31 else 32, words & 0x7FFFFFFF
-    stream = struct.unpack_from(f"<{words}H", data, 4)
-    raw_bits, raw_at = int.from_bytes(data[4 + 2 * words :], "little"), 0
-    states = [stream[2 * j] | stream[2 * j + 1] << 16 for j in range(lanes)]
-    at, out, near = 2 * lanes, [], near_bins(m)
-    far = [(n, 0) for n in range(16)] + [((4 + t) << (j + 2), j + 2) for j in range(12) for t in range(4)]
-    slots: dict[int, list[tuple[int, int, int]]] = {}
-    buffered = 0
-    for i, (prediction, s) in enumerate(guesses):
-        if i % 4096 == 0:  # keep the big integer short
-            raw_bits, buffered = int.from_bytes(data[4 + 2 * words + raw_at // 8 :], "little") >> raw_at % 8, 0
-        p, negative = float_bits(prediction) & 0x7FFFFFFF, float_bits(prediction) >> 31
-        h = p >> 20
-        is_near = h - s < 12 and s >= form.n
-        if is_near:
-            context = 4 * max(0, (h - s + 28) >> 2) + ((s >> 1) & 3)
-            centre = min(max(0, (s >> 3) - form.e), form.c >> m) << m
-        else:
-            context = 40 + min(max((s >> 2) - 2 * max(h >> 3, form.h) + form.k, 0), 31)
-            centre = min(form.c, rounded(p, form))
-            if dtype in ("int8", "int4"):
-                negative = negative if centre else 0
-                centre -= negative
-        if context not in slots:
-            slots[context], total = [], 0
-            for token, f in enumerate(frequencies[context]):
-                slots[context] += [(token, f, total)] * f
+    p, negative = float_bits(prediction) & 0x7FFFFFFF, float_bits(prediction) >> 31
+    if dtype in ("int8", "int4"):
+        return of_integer(abs(prediction), s, form.c, negative)
+    h = p >> 20
+    if h - s < 12 and s >= form.n:
+        context = 4 * max(0, (h - s + 28) >> 2) + ((s >> 1) & 3)
+        return context, min(max(0, (s >> 3) - form.e), form.c >> form.m) << form.m, True, negative
+    context = 40 + min(max((s >> 2) - 2 * max(h >> 3, form.h) + form.k, 0), 31)
+    return context, min(form.c, rounded(p, form)), False, negative
+
+
+def of_integer(size: float, s: int, largest: int, negative: int) -> tuple[int, int, bool, int]:
+    q = 2 + min(int(4 * size), 4096)
+    centre, quarter, w = min(q >> 2, largest), q & 3, (s >> 2) - 254
+    if negative and centre == 0:
+        quarter, negative = 3 - quarter, 0
+    context = 40 + 4 * max(0, w + 5) + quarter if w < 0 else 60 + min(w, 11)
+    return context, centre - negative, False, negative
+
+
+class Stream:
+    """A stream of n values, which are read some at a time."""
+
+    def __init__(self, data: bytes, n: int, dtype: str, frequencies: list) -> None:
+        (words,) = struct.unpack_from("<I", data)
+        self.data, self.dtype, self.frequencies = data, dtype, frequencies
+        self.near = near_bins(FORMS[dtype].m)
+        self.far = [(n, 0) for n in range(16)] + [((4 + t) << (j + 2), j + 2) for j in range(12) for t in range(4)]
+        self.slots: dict[int, list[tuple[int, int, int]]] = {}
+        self.done, self.at_bit, self.lanes = 0, 0, 0
+        self.plain = list(struct.unpack(f"<{n}H", data[4:])) if words == 0xFFFFFFFF else None
+        if self.plain is None:
+            self.lanes, words = 4 if n < 8192 or words >> 31 else 32, words & 0x7FFFFFFF
+            self.words, self.raw = struct.unpack_from(f"<{words}H", data, 4), data[4 + 2 * words :]
+            self.states = [self.words[2 * j] | self.words[2 * j + 1] << 16 for j in range(self.lanes)]
+            self.at = 2 * self.lanes
+
+    def token(self, context: int) -> int:
+        if context not in self.slots:
+            self.slots[context], total = [], 0
+            for token, f in enumerate(self.frequencies[context]):
+                self.slots[context] += [(token, f, total)] * f
                 total += f
-        x = states[i % lanes]
-        token, f, start = slots[context][x % 4096]
+        lane = (self.done - 1) % self.lanes
+        x = self.states[lane]
+        token, f, start = self.slots[context][x % 4096]
         x = f * (x >> 12) + x % 4096 - start
         if x < 1 << 16:
-            x, at = x << 16 | stream[at], at + 1
-        states[i % lanes] = x
-        base, n = (0, 16) if token == 127 else (near if is_near else far)[token // 2]
-        raw = (raw_bits >> buffered) & ((1 << n) - 1)
-        buffered, raw_at = buffered + n, raw_at + n
+            x, self.at = x << 16 | self.words[self.at], self.at + 1
+        self.states[lane] = x
+        return token
+
+    def raw_bits(self, n: int) -> int:
+        first, self.at_bit = self.at_bit, self.at_bit + n
+        assert self.at_bit <= 8 * len(self.raw)
+        return (int.from_bytes(self.raw[first // 8 : first // 8 + 4], "little") >> first % 8) & ((1 << n) - 1)
+
+    def read(self, guesses: list[tuple[float, int]]) -> list[int]:
+        """The next scalars. guesses: prediction and S of each."""
+        return [self.scalar(*guess) for guess in guesses]
+
+    def scalar(self, prediction: float, s: int) -> int:
+        self.done += 1
+        if self.plain is not None:
+            return int(self.plain[self.done - 1])
+        context, centre, near, negative = context_and_centre(prediction, s, self.dtype)
+        token = self.token(context)
         if token == 127:
-            o = raw - (raw >> 15 << 16)
+            o = self.raw_bits(16)
+            o -= o >> 15 << 16
         else:
-            size, sign = base + raw, token % 2
-            if is_near:  # noqa: SIM108 - one line of it would be unreadable
+            base, n = (self.near if near else self.far)[token // 2]
+            size, sign = base + self.raw_bits(n), token % 2
+            if near:  # noqa: SIM108 - one line of it would be unreadable
                 o = -1 - (size + centre) if sign else size + centre
             else:
                 o = centre + (-1 - size if sign else size)
             o = -1 - o if negative else o
-        out.append(o if o >= 0 else 0x8000 | (-1 - o))
-    assert states == [1 << 16] * lanes
-    assert at == words
-    assert (raw_at + 7) // 8 == len(data) - 4 - 2 * words
+        return o if o >= 0 else 0x8000 | (-1 - o)
+
+    def end(self) -> None:
+        """Everything must be used up."""
+        if self.plain is None:
+            assert self.states == [1 << 16] * self.lanes
+            assert self.at == len(self.words)
+            assert (self.at_bit + 7) // 8 == len(self.raw)
+
+
+def decode_stream(data: bytes, guesses: list[tuple[float, int]], dtype: str, frequencies: list) -> list[int]:
+    """All scalars of a stream."""
+    stream = Stream(data, len(guesses), dtype, frequencies)
+    out = stream.read(guesses)
+    stream.end()
     return out
 
 
@@ -199,8 +238,8 @@ def checksum(data: bytes) -> bytes:
     return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
 
 
-def records(data: bytes, header: dict, streams: int) -> list[tuple[int, int, list[int], int]]:
-    """(tokens, position, length of each stream, offset of the payload) of every segment, all of it checked."""
+def records(data: bytes, header: dict, streams: int) -> list[tuple[int, int, list[int], list[int], int]]:
+    """(tokens, position, ids, length of each stream, offset of the payload) of every segment, all of it checked."""
     (version,) = struct.unpack_from("<H", data, 8)
     at = 24 + struct.unpack_from("<I", data, 12)[0]
     assert checksum(data[:16] + data[24:at]) == data[16:24]
@@ -221,23 +260,68 @@ def records(data: bytes, header: dict, streams: int) -> list[tuple[int, int, lis
         link = own if version > 1 else b""
         if front == 40:
             index = [struct.unpack_from("<IQQ", data, end - 20 * (streams - i)) for i in range(streams)]
-            found.append((count, start, [length for length, _, _ in index], end))
-            assert sum(found[-1][2]) == payload
+            ids = list(struct.unpack_from(f"<{count}I", data, at + 40)) if header["tokens"] == "ids" else []
+            found.append((count, start, ids, [length for length, _, _ in index], end))
+            assert sum(found[-1][3]) == payload
         at = end + payload
     assert data[end - front - rest : end - front - rest + 4] == b"TAIL"
     return found
 
 
-def guesses_of(prediction: list[float], codes: list[int], step: np.float16 | None = None) -> list[tuple[float, int]]:
-    """Prediction and S of the channels of a token's head."""
-    if step is None:
-        return [(mean, code or -16384) for mean, code in zip(prediction, codes, strict=True)]
-    useful = np.isfinite(step) and step != 0
-    divisor = f32(step) if useful else f32(np.inf)
-    moved = 1016 - ((float_bits(abs(float(step))) + 2**19) >> 20) if useful else 0
-    with np.errstate(over="ignore"):
-        divided = [min(max(f32(mean) / divisor, f32(-512)), f32(512)) for mean in prediction]
-    return [(d, min(max(code + moved, 1), 2039) if code else -16384) for d, code in zip(divided, codes, strict=True)]
+def guesses_of(
+    prediction: list[float], codes: list[int], step: np.float16 | None = None, moved: int = 0
+) -> list[tuple[float, int]]:
+    """Prediction and S of the channels of a token's head. moved: what the predictor adds to scale codes."""
+    if step is not None:
+        useful = np.isfinite(step) and step != 0
+        divisor = f32(step) if useful else f32(np.inf)
+        moved += 1016 - ((float_bits(abs(float(step))) + 2**19) >> 20) if useful else 0
+        with np.errstate(over="ignore"):
+            prediction = [min(max(f32(mean) / divisor, f32(-512)), f32(512)) for mean in prediction]
+    scales = [min(max(code + moved, 1), 2039) if code else -16384 for code in codes]
+    return list(zip(prediction, scales, strict=True))
+
+
+class Steps(NamedTuple):
+    """How the steps of a layer's K or V are coded: means and scale codes [layers][2][kv_heads][1]."""
+
+    means: list
+    codes: list
+
+    def read(self, data: bytes, layer: int, kind: int, count: int) -> np.ndarray:
+        """uint16 [count, kv_heads]."""
+        one = [
+            g for m, c in zip(self.means[layer][kind], self.codes[layer][kind], strict=True) for g in guesses_of(m, c)
+        ]
+        return np.array(decode_stream(data, one * count, "fp16", universal("fp16"))).reshape(count, -1)
+
+
+class Static:
+    """`marginal/1` and `static/1`."""
+
+    def __init__(self, header: dict) -> None:
+        self.header, self.known = header, profile(header, header["profile"])
+        self.steps = Steps(self.known.step_means, self.known.step_scales)
+
+    def begin(self, start: int, ids: list[int]) -> None:
+        self.start = start
+
+    def read(
+        self, data: bytes, layer: int, kind: int, first: int, steps: np.ndarray | None, shape: tuple
+    ) -> np.ndarray:
+        """A stream, uint16 `shape` [tokens, heads, channels]. first: its first head. steps: [2, tokens, kv_heads]."""
+        count, group, _ = shape
+        guesses = [
+            guess
+            for t in range(count)
+            for head in range(first, first + group)
+            for guess in guesses_of(
+                predictions(self.header, self.known.means, layer, kind, head, self.start + t),
+                self.known.scales[layer][kind][head],
+                None if steps is None else steps[kind, t, head].view(np.float16),
+            )
+        ]
+        return np.array(decode_stream(data, guesses, self.header["dtype"], self.known.frequencies)).reshape(shape)
 
 
 class Decoded(NamedTuple):
@@ -247,37 +331,35 @@ class Decoded(NamedTuple):
     steps: np.ndarray
 
 
-def decode_file(data: bytes) -> Decoded:
-    """What a sound session file holds."""
+def header_of(data: bytes) -> dict:
+    """The header of a session file."""
     (length,) = struct.unpack_from("<I", data, 12)
-    header = msgspec.msgpack.decode(data[24 : 24 + length])
-    known = profile(header)
+    header: dict = msgspec.msgpack.decode(data[24 : 24 + length])
+    return header
+
+
+def decode_file(data: bytes, predictor: Any = None) -> Decoded:
+    """What a sound session file holds. predictor: what `Static` is, for a file whose profile is kept outside."""
+    header = header_of(data)
+    predictor = predictor or Static(header)
     layers, heads, dim, group = (header[k] for k in ("layers", "kv_heads", "head_dim", "heads_per_stream"))
-    firsts = [None] * (header["dtype"] in ("int8", "int4")) + list(range(0, heads, group))
+    has_steps = header["dtype"] in ("int8", "int4")
+    firsts = [None] * has_steps + list(range(0, heads, group))
     streams = [(k, kind, first) for k in range(layers) for kind in (0, 1) for first in firsts]
     segments = []
-    for count, start, lengths, at in records(data, header, len(streams)):
+    for count, start, ids, lengths, at in records(data, header, len(streams)):
         scalars = np.zeros((layers, 2, count, heads, dim), np.uint16)
         steps = np.zeros(scalars.shape[:4], np.uint16)
-        for (layer, kind, first), size in zip(streams, lengths, strict=True):
-            part, at = data[at : at + size], at + size
-            if first is None:
-                means, codes = known.step_means[layer][kind], known.step_scales[layer][kind]
-                guesses = [g for _ in range(count) for m, c in zip(means, codes, strict=True) for g in guesses_of(m, c)]
-                out = decode_stream(part, guesses, "fp16", universal("fp16"))
-                steps[layer, kind] = np.array(out).reshape(count, heads)
-                continue
-            guesses = [
-                guess
-                for t in range(count)
-                for head in range(first, first + group)
-                for guess in guesses_of(
-                    predictions(header, known.means, layer, kind, head, start + t),
-                    known.scales[layer][kind][head],
-                    steps[layer, kind, t, head].view(np.float16) if None in firsts else None,
-                )
-            ]
-            out = decode_stream(part, guesses, header["dtype"], known.frequencies)
-            scalars[layer, kind, :, first : first + group] = np.array(out).reshape(count, group, dim)
+        parts = {}
+        for place, size in zip(streams, lengths, strict=True):
+            parts[place], at = data[at : at + size], at + size
+        for layer, kind in [(k, kind) for k in range(layers) for kind in (0, 1) if has_steps]:
+            steps[layer, kind] = predictor.steps.read(parts.pop((layer, kind, None)), layer, kind, count)
+        predictor.begin(start, ids)
+        for (layer, kind, first), part in parts.items():
+            own = steps[layer] if has_steps else None
+            scalars[layer, kind, :, first : first + group] = predictor.read(
+                part, layer, kind, first, own, (count, group, dim)
+            )
         segments.append((scalars, steps))
     return Decoded(*(np.concatenate(parts, axis=2) for parts in zip(*segments, strict=True)))

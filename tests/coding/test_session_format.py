@@ -1,69 +1,21 @@
 """Damaged, foreign, truncated, newer and hostile session files: one clear error each, and never a wrong value."""
 
 from io import BytesIO
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from file_parts import put_together, taken_apart
 from kv_samples import ROPE, realistic_kv
 
 from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, encode
-from prolepsis.coding.container import INDEX_ENTRY, SEGMENT, TRAILER
+from prolepsis.coding.container import INDEX_ENTRY
 from prolepsis.coding.hashes import checksum
-from prolepsis.coding.header import MAGIC, PREAMBLE
 from prolepsis.errors import InputError, SegmentError
 
 KV = realistic_kv(layers=1, tokens=20, heads=1, dim=16)
 DATA = encode(KV, dtype="bf16", rope=ROPE, token_ids=range(20), metadata=b"{}", model={"weights": "abc"})
 LONG_KV = realistic_kv(layers=2, tokens=300, heads=2, dim=16)
 LONG = encode(LONG_KV, dtype="bf16", rope=ROPE)
-
-
-class Record:
-    """One record of a file, to be changed. fields: those of its fixed part, without the checksum."""
-
-    def __init__(self, data: bytes, at: int, header: dict[str, Any]) -> None:
-        self.layout = SEGMENT if data[at : at + 4] == b"SEGM" else TRAILER
-        *self.fields, _ = self.layout.unpack_from(data, at)
-        rest = at + self.layout.size
-        if self.layout is SEGMENT:
-            streams = 2 * header["layers"] * header["kv_heads"] // header["heads_per_stream"]
-            ids = self.fields[1] if header["tokens"] == "ids" else 0
-            size, payload = 4 * ids + 8 * self.fields[3] + INDEX_ENTRY.itemsize * streams, self.fields[5]
-        else:
-            size, payload = self.fields[1], 0
-        self.rest = data[rest : rest + size]
-        self.payload = data[rest + size : rest + size + payload]
-
-    def packed(self, link: bytes) -> tuple[bytes, bytes]:
-        """(what it is in a file, its checksum) behind a record with the checksum `link`."""
-        front = self.layout.pack(*self.fields, 0)[:-8]
-        own = checksum(link, front, self.rest)
-        return front + own + self.rest + self.payload, own
-
-
-def taken_apart(data: bytes) -> tuple[dict[str, Any], list[Record]]:
-    """The header and the records of a sound file."""
-    at = PREAMBLE.size + PREAMBLE.unpack_from(data)[3]
-    header = msgspec.msgpack.decode(data[PREAMBLE.size : at])
-    records = []
-    while at < len(data):
-        records.append(Record(data, at, header))
-        at += len(records[-1].packed(b"")[0])
-    return header, records
-
-
-def put_together(header: dict[str, Any], records: list[Record], version: int = 2, minor: int = 0) -> bytes:
-    """A file with sound checksums, whatever it says."""
-    body = msgspec.msgpack.encode(header)
-    front = PREAMBLE.pack(MAGIC, version, minor, len(body), 0)[:-8]
-    link = checksum(front, body)
-    data = front + link + body
-    for record in records:
-        packed, link = record.packed(link if version > 1 else b"")
-        data += packed
-    return data
 
 
 def test_every_flipped_byte_is_found() -> None:

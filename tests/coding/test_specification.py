@@ -7,11 +7,16 @@ from typing import get_args
 import numpy as np
 import pytest
 from kv_samples import ROPE, realistic_kv
-from spec_decoder import decode_file
+from linear_samples import DIM, EMBEDDING, HEADS, LAYERS, linear_kv, linear_profile
+from linear_samples import ROPE as HALF_ROPE
+from make_golden import GOLDEN, NAMES, outside_profile
+from spec_decoder import decode_file, header_of
+from spec_linear import Linear
 
-from prolepsis.coding import RopeSpec, SessionWriter, decode, encode
-from prolepsis.coding.cache_dtypes import KV, DType, QuantisedKV
+from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, decode, encode
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV
 from prolepsis.coding.profile import measure
+from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -20,6 +25,18 @@ DATA = Path(__file__).parent.parent / "data"
 def test_golden_files(name: str) -> None:
     data = (DATA / f"{name}.pkv").read_bytes()
     assert np.array_equal(decode_file(data).scalars, decode(data))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_files_of_every_dtype_and_predictor(name: str) -> None:
+    data = (GOLDEN / f"{name}.pkv").read_bytes()
+    predictor = None
+    if name.startswith("linear"):
+        predictor = Linear(
+            header_of(data), (GOLDEN / f"{name}.profile").read_bytes(), np.load(GOLDEN / "embedding.npy")
+        )
+    reader = SessionReader(data, profile=outside_profile(name))
+    assert_specified(data, reader.read_all(), reader.header.dtype, predictor)
 
 
 def stored(kv: KV, dtype: str) -> np.ndarray:
@@ -61,8 +78,38 @@ def test_files_without_prediction(dtype: str) -> None:
     assert_specified(file.getvalue(), kv, dtype)
 
 
-def assert_specified(data: bytes, kv: KV, dtype: str) -> None:
-    decoded = decode_file(data)
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "rope", "with_tokens"),
+    [
+        ("bf16", 256, HALF_ROPE, True),  # 32 lanes
+        ("bf16", 31, RopeSpec(10_000.0, 32, "interleaved"), False),
+        ("int8", 40, HALF_ROPE, True),
+        ("fp8_e4m3", 9, None, False),
+    ],
+)
+def test_linear_files(dtype: DType, tokens: int, rope: RopeSpec | None, with_tokens: bool) -> None:
+    profile, (kv, ids) = linear_profile(dtype, rope, with_tokens, 600), linear_kv(tokens, dtype, rope)
+    if isinstance(kv, QuantisedKV):
+        kv.steps[1, :, -3:, 0] = 0x8000, 0x7C00, 0xFE00
+        kv.steps[2, :, -3:, 1] = 0, 0xBC00, 0x0001
+    else:
+        kv[:, :, tokens // 2, 0] = (
+            np.random.default_rng(0)
+            .integers(0, 256, kv[:, :, 0, 0].nbytes, np.uint8)
+            .view(kv.dtype)
+            .reshape(kv[:, :, 0, 0].shape)
+        )  # NaNs and all
+    file = BytesIO()
+    writer = SessionWriter(file, profile, dtype=dtype, rope=rope, tokens="ids")
+    writer.add(kv, ids)
+    writer.finish()
+    data = file.getvalue()
+    outside = to_bytes(CalibratedProfile(profile, Geometry(dtype, LAYERS, HEADS, DIM), rope, {}, 600))
+    assert_specified(data, kv, dtype, Linear(header_of(data), outside, EMBEDDING))
+
+
+def assert_specified(data: bytes, kv: KV, dtype: str, predictor: Linear | None = None) -> None:
+    decoded = decode_file(data, predictor)
     assert np.array_equal(decoded.scalars, stored(kv, dtype))
     if isinstance(kv, QuantisedKV):
         assert np.array_equal(decoded.steps, kv.steps)

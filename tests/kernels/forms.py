@@ -12,8 +12,8 @@ LETTERS = {
     "fp16": (10, 112, 0x7C00, -16384, 0, 28),
     "fp8_e4m3": (3, 120, 0x7E, 984, 121, 14),
     "fp8_e5m2": (2, 112, 0x7C, 920, 113, 12),
-    "int8": (7, 133, 127, 16384, 255, 264),
-    "int4": (3, 129, 7, 16384, 255, 264),
+    "int8": (7, 0, 127, 0, 0, 0),
+    "int4": (3, 0, 7, 0, 0, 0),
 }
 
 
@@ -38,13 +38,22 @@ def expected(prediction: float, scale: int, dtype: DType) -> tuple[int, int]:
     m, e, largest, first_near, lowest, offset = LETTERS[dtype]
     bits = int(np.float32(prediction).view(np.uint32))
     size, neg = bits & 0x7FFFFFFF, bits >> 31
+    if dtype.startswith("int"):
+        return expected_of_integer(abs(float(np.float32(prediction))), scale, largest, neg)
     h = size >> 20
     if h - scale < 12 and scale >= first_near:
         centre = min(max(0, (scale >> 3) - e), largest >> m) << m
         return 4 * max(0, (h - scale + 28) >> 2) + ((scale >> 1) & 3), neg << 15 | centre
     context = 40 + min(max((scale >> 2) - 2 * max(h >> 3, lowest) + offset, 0), 31)
-    centre = rounded(abs(float(np.float32(prediction))), dtype)
-    if dtype.startswith("int"):
-        neg = neg if centre else 0
-        centre -= neg
-    return context, neg << 15 | centre
+    return context, neg << 15 | rounded(abs(float(np.float32(prediction))), dtype)
+
+
+def expected_of_integer(size: float, scale: int, largest: int, neg: int) -> tuple[int, int]:
+    """(context, centre): below a scale of 1, which quarter about the centre the prediction lies in counts."""
+    quarters = int(4 * min(size, 1024)) + 2
+    centre, quarter = min(quarters // 4, largest), quarters % 4
+    if neg and not centre:
+        neg, quarter = 0, 3 - quarter
+    width = (scale >> 2) - 254
+    context = 60 + min(width, 11) if width >= 0 else 40 + 4 * max(width + 5, 0) + quarter
+    return context, neg << 15 | centre - neg

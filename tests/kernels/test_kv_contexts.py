@@ -63,8 +63,20 @@ def test_integers_are_centred_on_the_nearest(dtype: str) -> None:
     contexts, centres = classified(predictions, np.full(len(predictions), 1016), dtype)
     ordinals = (centres & 0x7FFF).astype(np.int64)
     nearest = np.where(centres >> 15, -1 - ordinals, ordinals)
-    assert np.array_equal(nearest, np.clip(np.rint(predictions), -limit, limit))
-    assert (contexts == 40 + 8).all()  # of scale 1 = ulp
+    halves_away = np.trunc(predictions.astype(np.float64) + np.copysign(0.5, predictions))
+    assert np.array_equal(nearest, np.clip(halves_away, -limit, limit))
+    assert (contexts == 60).all()  # of scale 1 = ulp
+
+
+def test_narrow_integers_tell_the_quarter_of_the_prediction() -> None:
+    """Seen from the side that ordinals are mirrored to, so that a curve and its mirror image share a context."""
+    predictions = np.array([2.5, 2.8, 3.0, 3.3, 0.1, 0.3, -0.1, -0.3, -2.5, -2.8, -3.0, -3.3], np.float32)
+    contexts, centres = classified(predictions, np.full(len(predictions), 1016 - 8), "int8")
+    assert (contexts - 40 - 4 * 3).tolist() == [0, 1, 2, 3, 2, 3, 1, 0, 0, 1, 2, 3]
+    assert (centres & 0x7FFF).tolist() == [3, 3, 3, 3, 0, 0, 0, 0, 2, 2, 2, 2]
+    assert (centres >> 15).tolist() == [0] * 8 + [1] * 4
+    narrowest, _ = classified(predictions, np.full(len(predictions), NEVER_NEAR), "int8")
+    assert (narrowest - 40).max() == 3
 
 
 def test_shifted_scales() -> None:

@@ -1,1 +1,1 @@
-"""Speed of this engine and of its peers on the same file, the same tokens and the same threads."""
+"""Speed of this engine, of its codec and of the peers of both, on the same data and the same threads."""

@@ -10,9 +10,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import typer
 
-from prolepsis.bench import kv_plot, kv_tables
+from prolepsis.bench import kv_plot
 from prolepsis.bench.kv_bench import Cache, Candidate, Row, count_turns, measure_peers, measure_rows, measured_on
 from prolepsis.cli.console import JsonOption, MemoryOption, ModelArgument, bar, err, load, note, print_json, read_text
+from prolepsis.cli.kv_bench_tables import show_tables
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.linear_matrices import chain_order
 from prolepsis.coding.linear_profile import LinearProfile
@@ -125,7 +126,7 @@ def bench(
         stored = [d for d in dtypes if (d == "fp16") == (engine == "fp16")]
         if stored:
             llm = load(model, kv_memory=kv_memory, kv_dtype=engine)
-            parts = parts or _split(llm, wanted, str(text), content, others)
+            parts = parts or _prepare(llm, wanted, str(text), content, others)
             outcomes |= {d: _bench(llm, d, wanted, parts) for d in stored}
     assert parts is not None
     report = _report(model, text, wanted, parts, [outcomes[d] for d in dtypes])
@@ -137,7 +138,7 @@ def bench(
     if json_:
         print_json(report)
     else:
-        kv_tables.show(report)
+        show_tables(report)
 
 
 def _chosen(values: Sequence[str] | None, flag: str, choices: Sequence[T]) -> list[T]:
@@ -180,8 +181,10 @@ def _require_plot(path: Path) -> None:
     require_writable(path)
 
 
-def _split(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str, str]) -> _Tokens:
-    """What is measured and what is calibrated on."""
+def _prepare(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str, str]) -> _Tokens:
+    """What is measured and what is calibrated on. Refuses what would else be refused after minutes of work."""
+    for dtype, path in wanted.profiles.items():
+        load_profile(path, llm, dtype)
     ids, calibration, source = llm.tokenizer.encode(content)[: wanted.tokens], [], ""
     if others:
         calibration, source = [llm.tokenizer.encode(other) for other in others.values()], ", ".join(others)
@@ -247,7 +250,8 @@ def _calibrated(llm: LLM, dtype: DType, most: int, tokens: _Tokens) -> Candidate
     with sample, bar(f"{dtype}: fitting") as on_progress:
         start = time.perf_counter()
         calibrated = calibrate(llm, sample, "linear", on_progress)
-        return Candidate("linear", calibrated.profile, len(to_bytes(calibrated)), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+    return Candidate("linear", calibrated.profile, len(to_bytes(calibrated)), seconds)
 
 
 def _measure(cache: Cache, candidates: Sequence[Candidate], wanted: _Wanted) -> list[Row]:

@@ -10,7 +10,7 @@ from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import Header
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.linear_profile import AnyProfile, geometry_of
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import PREDICTORS, Profile, fingerprint
 from prolepsis.coding.segment_coder import SegmentCoder
@@ -53,6 +53,9 @@ class CheckedDecoder:
                 f"{self.name} needs the profile {wanted} of the predictor {self.header.predictor!r}, which is not in "
                 f"the file, and {told}: pass it with --profile"
             )
+        there = self.header.predictor, self.header.geometry
+        if there != (profile.predictor_name, geometry_of(profile, self.header.dtype)):
+            raise SegmentError(f"{self.name}: the header is not valid: the profile {wanted} is not one for {there}")
         return profile
 
     def _own_profile(self, data: bytes) -> Profile:

@@ -145,7 +145,7 @@ def read_front(source: Source) -> Front:
         raise SegmentError(f"{name}: the header is damaged: its checksum differs")
     try:
         return Front(_unpack(body, minor), version, b"" if version == 1 else link)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SegmentError(f"{name}: the header is not valid: {error}") from error
 
 
@@ -163,8 +163,6 @@ def _unpack(body: bytes, minor: int) -> Header:
         raise ValueError(f"{header.kv_heads} heads cannot be cut into streams of {header.heads_per_stream}")
     if header.dtype == "int4" and header.head_dim % 2:
         raise ValueError(f"int4 packs two channels into a byte, which heads of {header.head_dim} do not fill")
-    if header.dtype == "int4" and header.head_dim % 2:
-        raise ValueError(f"int4 packs two channels into a byte, which {header.head_dim} channels do not fill")
     if GRID % header.block_size or header.start % header.block_size:
         raise ValueError(f"block size {header.block_size} must divide {GRID}, and the start {header.start}")
     if header.rope is not None and header.rope.dim > header.head_dim:

@@ -59,7 +59,7 @@ class Profile:
 
     def tables(self, dtype: DType) -> TokenTables:
         """The token tables, ready to code with."""
-        return TokenTables(dtype, tables.universal(dtype) if self.frequencies is None else self.frequencies)
+        return tables.universal_tables(dtype) if self.frequencies is None else TokenTables(dtype, self.frequencies)
 
     @property
     def fingerprint(self) -> str:
@@ -119,6 +119,8 @@ def _unpack(frame: bytes, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.
     counts = [prod(shape) for shape in shapes]
     size = 2 * sum(counts)
     try:
+        if zstandard.frame_content_size(frame) > size:  # Zstandard would allocate what the frame says
+            raise ValueError(f"profile of {zstandard.frame_content_size(frame)} bytes where {size} were expected")
         planes = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(frame, max_output_size=size)
     except zstandard.ZstdError as error:
         raise ValueError(f"profile cannot be decompressed: {error}") from error

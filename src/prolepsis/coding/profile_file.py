@@ -14,7 +14,7 @@ from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.coding.header import MAX_CHANNELS
 from prolepsis.coding.linear_matrices import from_tensors, to_tensors
 from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
-from prolepsis.coding.profile import Profile
+from prolepsis.coding.profile import PREDICTORS, Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError
 
@@ -116,7 +116,7 @@ def from_bytes(data: bytes, name: str) -> CalibratedProfile:
         tensors = load(data)
         static = tensors.pop(_STATIC, None)
         profile = _profile(header, tensors, None if static is None else static.tobytes())
-    except (ValueError, KeyError, SafetensorError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, OverflowError, RecursionError, SafetensorError) as error:
         raise InputError(f"{name} is not a sound profile file: {error}") from error
     if profile.fingerprint != header.fingerprint:
         raise InputError(f"{name} is damaged: its fingerprint is not that of its content")
@@ -137,8 +137,10 @@ def _profile(header: ProfileHeader, tensors: dict[str, NDArray[Any]], static: by
     geometry = header.geometry
     if geometry.layers * 2 * geometry.kv_heads * geometry.head_dim > MAX_CHANNELS:
         raise ValueError(f"more than the {MAX_CHANNELS} channels a token that this version takes")
+    if header.rope is not None and header.rope.dim > geometry.head_dim:
+        raise ValueError(f"RoPE of {header.rope.dim} channels does not fit heads of {geometry.head_dim}")
     if header.predictor != LinearProfile.predictor_name:
-        if static is None or tensors:
+        if header.predictor not in PREDICTORS or static is None or tensors:
             raise ValueError(f"it does not hold what the predictor {header.predictor!r} needs")
         return Profile.from_bytes(static, geometry, header.predictor)
     return LinearProfile(

@@ -79,6 +79,12 @@ def normalise(counts: NDArray[np.int64]) -> NDArray[np.uint16]:
     return shares.astype(np.uint16)
 
 
+@cache
+def universal_tables(dtype: DType) -> TokenTables:
+    """The built-in tables, ready to code with; made once, since they take longer than a small file."""
+    return TokenTables(dtype, universal(dtype))
+
+
 def universal(dtype: DType) -> NDArray[np.uint16]:
     """The built-in tables: fitted to bell curves of varying width, for any model (benchmarks/universal_tables.py)."""
     return _read(UNIVERSAL_FILES[dtype])

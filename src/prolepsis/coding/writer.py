@@ -10,11 +10,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from prolepsis.coding import container, kv_array
-from prolepsis.coding.cache_dtypes import DType, Geometry, as_stored
+from prolepsis.coding.cache_dtypes import DType, as_stored
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import VERSION, Header, TokenStorage, header_link, pack_header
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.linear_profile import AnyProfile, geometry_of
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import GRID, Profile, grid_spans
 from prolepsis.coding.reader import SessionReader
@@ -54,7 +54,7 @@ class SessionWriter:
             InputError: block_size does not divide 256 or start is no multiple of it, RoPE is wider than a head, the
                 profile is for another dtype or RoPE, or something exceeds the bounds in docs/format.md.
         """
-        geometry = _geometry(profile, dtype)
+        geometry = geometry_of(profile, dtype)
         coder = SegmentCoder(geometry, profile, rope)
         written = Header(
             model=dict(model or {}),
@@ -185,15 +185,6 @@ class SessionWriter:
         while left:
             left = left[self._file.write(left) :]  # an unbuffered file may take less than all
         self.file_bytes += len(data)
-
-
-def _geometry(profile: AnyProfile, dtype: DType) -> Geometry:
-    if isinstance(profile, Profile):
-        layers, _, kv_heads, head_dim = profile.scales.shape
-        return Geometry(dtype, layers, kv_heads, head_dim)
-    if dtype != profile.geometry.dtype:
-        raise InputError(f"the profile was calibrated for a cache of {profile.geometry.dtype}, not {dtype}")
-    return profile.geometry
 
 
 def _hashes_behind(reader: SessionReader) -> BlockHashes:

@@ -6,8 +6,9 @@ Logarithms are the leading bits of a float32, exponent and 3 mantissa bits: eigh
   where the scale lies in its octave; the centre is the octave of the scale.
 - **far**: the context is scale / ulp(prediction) in half octaves; the centre is |prediction|, rounded.
 
-Integers are the subnormals of a float whose ulp is 1, and always far. So are floats of 8 bits whose scale is so small
-that most values are subnormal: they too lie on an even grid.
+Floats of 8 bits whose scale is so small that most values are subnormal lie on an even grid, and are far. So are integers,
+the subnormals of a float whose ulp is 1. Where an integer's scale is below 1, its context also says in which quarter
+about its centre the prediction lies, since that shifts so narrow a curve noticeably.
 
 The vectors here are generic and compile on every CPU.
 """
@@ -34,6 +35,9 @@ _FAR_OFFSET = 8  # of the context, in half octaves, where scale and ulp are the 
 CONTEXTS = NEAR_CONTEXTS + _FAR_CONTEXTS
 
 _MANTISSA, _BIAS, _LARGEST, _FIRST_NEAR, _LOWEST, _OFFSET, _WHOLE = range(7)
+_NARROW = 5  # half octaves of an integer's scale, up to 1, in each of which the prediction's quarter counts
+_BEYOND = 137 << 23  # the bits of 1024, which no integer of a cache reaches
+_ONE_WIDTH = 127 << 1  # the scale 1 in half octaves
 _EVEN_OCTAVES = 2  # of scales, above the subnormals of an 8-bit float, in which it is coded as an even grid
 
 _i16, _i32 = np.int16, np.int32
@@ -41,6 +45,7 @@ _i16, _i32 = np.int16, np.int32
 _load16 = simd.loader(simd.I16x32)
 _as_halves = simd.converter(simd.I16x32, "bitcast")
 _as_words, _as_floats = simd.converter(simd.I32x16, "bitcast"), simd.converter(simd.F32x16, "bitcast")
+_as_integers = simd.converter(simd.I32x16, "fptosi")
 _narrow8 = simd.converter(simd.I8x32, "trunc")
 _lower, _upper = simd.shuffler(simd.I16x32, range(0, 64, 2)), simd.shuffler(simd.I16x32, range(1, 64, 2))
 
@@ -55,10 +60,8 @@ def form_of(mantissa_bits: int, exponent_bias: int, limit: int) -> NDArray[np.in
     near; the exponent code of float32 below which ulps grow no smaller; what is added to a far context; 1 for
     integers, 0 for floats.
     """
-    if limit:  # their ulp is the same for every prediction
-        mantissa_bits = limit.bit_length()
-        numbers = [mantissa_bits, 126 + mantissa_bits, limit, 1 << 14, 255, 2 * (255 - 127) + _FAR_OFFSET, 1]
-        return np.array(numbers, np.int32)
+    if limit:
+        return np.array([limit.bit_length(), 0, limit, 0, 0, 0, 1], np.int32)
     largest, first_near, lowest = (2 * (128 - exponent_bias) - 1) << mantissa_bits, NEVER_NEAR, 0
     if mantissa_bits <= 3:
         lowest = exponent_bias + 1
@@ -109,17 +112,42 @@ def _rounded(words, mantissa_bits, exponent_bias, largest):
 
 
 @njit(inline="always")
-def _far_centre(first, second, lower, size, mirrored, form):
-    """(centre, whether mirrored) of far scalars: |prediction| in the dtype."""
+def _far_centre(first, second, lower, size, form):
+    """|prediction| of far scalars in the dtype."""
     if form[_BIAS] == 0:
-        return _brain_centre(size, lower), mirrored
+        return _brain_centre(size, lower)
     low = _rounded(_as_words(first), form[_MANTISSA], form[_BIAS], form[_LARGEST])
     high = _rounded(_as_words(second), form[_MANTISSA], form[_BIAS], form[_LARGEST])
-    centre = _lower(_as_halves(low), _as_halves(high))
-    # -1 - x is how ordinals are mirrored, and -x how integers are: their centre makes up for the difference.
-    kept = simd.not_equal(simd.bit_or(centre, 1 - form[_WHOLE]), 0)
-    mirrored = simd.select(kept, mirrored, 0)
-    return simd.sub(centre, simd.bit_and(simd.shift_right(mirrored, 15), form[_WHOLE])), mirrored
+    return _lower(_as_halves(low), _as_halves(high))
+
+
+@njit(inline="always")
+def _quarters(words):
+    """4 |prediction|, without its fraction; sixteen int32."""
+    size = simd.minimum(simd.bit_and(words, 0x7FFFFFFF), _BEYOND)
+    return _as_integers(_as_floats(simd.add(size, 2 << 23)))
+
+
+@njit(**JIT)
+def _classify_integers(predictions, scales, n, form, contexts, centres):
+    limit = form[_LARGEST]
+    for i in range(0, n, 32):
+        first, second = _load16(predictions, i), _load16(predictions, i + 16)
+        scale, sign = _load16(scales, i), simd.bit_and(_upper(first, second), 0x8000)
+        low, high = _quarters(_as_words(first)), _quarters(_as_words(second))
+        quarters = simd.add(_lower(_as_halves(low), _as_halves(high)), 2)
+        centre = simd.minimum(simd.shift_right(quarters, 2), limit)
+        # -1 - x is how ordinals are mirrored, and -x how integers are: their centre makes up for the difference.
+        mirrored = simd.select(simd.not_equal(centre, 0), sign, 0)
+        opposite = simd.shift_right(simd.bit_xor(sign, mirrored), 15)
+        quarter = simd.bit_xor(simd.bit_and(quarters, 3), simd.add(opposite, simd.add(opposite, opposite)))
+        width = simd.sub(simd.shift_right_signed(scale, 2), _ONE_WIDTH)
+        narrow = simd.maximum_signed(simd.add(width, _NARROW), 0)
+        narrow = simd.add(simd.shift_left(narrow, 2), quarter)
+        wide = simd.add(simd.minimum_signed(width, _FAR_CONTEXTS - 4 * _NARROW - 1), 4 * _NARROW)
+        context = simd.add(simd.select(simd.less_signed(width, 0), narrow, wide), NEAR_CONTEXTS)
+        simd.store(contexts, i, _narrow8(context))
+        simd.store(centres, i, simd.bit_or(simd.sub(centre, simd.shift_right(mirrored, 15)), mirrored))
 
 
 @njit(**JIT)
@@ -130,6 +158,9 @@ def classify(predictions, scales, n, form, contexts, centres):
     contexts: uint8, below NEAR_CONTEXTS where near; and centres: uint16, the ordinal in 15 bits and, in the highest
     bit, whether the scalar is mirrored. All arrays have room for n + SLACK elements.
     """
+    if form[_WHOLE]:
+        _classify_integers(predictions, scales, n, form, contexts, centres)
+        return
     mantissa_bits, bias, top = form[_MANTISSA], form[_BIAS], form[_LARGEST] >> form[_MANTISSA]
     lowest, first_near = form[_LOWEST], form[_FIRST_NEAR]
     for i in range(0, n, 32):
@@ -150,9 +181,8 @@ def classify(predictions, scales, n, form, contexts, centres):
         width = simd.sub(simd.shift_right_signed(scale, 2), simd.add(exponent, exponent))
         width = simd.add(width, form[_OFFSET])
         width = simd.minimum_signed(simd.maximum_signed(width, 0), _FAR_CONTEXTS - 1)
-        far_centre, far_sign = _far_centre(first, second, lower, size, sign, form)
+        far_centre = _far_centre(first, second, lower, size, form)
 
         context = simd.select(near, near_context, simd.add(width, NEAR_CONTEXTS))
-        centre = simd.bit_or(simd.select(near, near_centre, far_centre), simd.select(near, sign, far_sign))
         simd.store(contexts, i, _narrow8(context))
-        simd.store(centres, i, centre)
+        simd.store(centres, i, simd.bit_or(simd.select(near, near_centre, far_centre), sign))

@@ -23,7 +23,7 @@ _ROW = {"dtype": "dtype", "predictor": "predictor", **_SIZES, **_SPEEDS}
 _OTHER = {"dtype": "dtype", "coder": "coder", "ratio": "ratio"} | {k: _SPEEDS[k] for k in list(_SPEEDS)[:2]}
 
 
-def show(report: Report) -> None:
+def show_tables(report: Report) -> None:
     """Print the report on standard output."""
     console = Console(highlight=False)
     threads = dict.fromkeys(str(row["threads"]) for row in report["rows"])

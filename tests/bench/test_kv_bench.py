@@ -1,0 +1,260 @@
+"""`kv bench`: every predictor and dtype, figures that agree with each other, and what is refused or left out."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import assert_refused, call, json_of
+
+from prolepsis import LLM
+from prolepsis.bench import kv_plot
+from prolepsis.coding import SessionReader
+from prolepsis.errors import InputError
+from prolepsis.kernels.team import default_threads
+
+DTYPES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
+PREDICTORS = ["marginal", "static", "linear"]
+KEYS = [
+    "predictor", "dtype", "threads", "bits_per_scalar", "ideal_bits", "ratio", "encode_mb_s", "decode_mb_s",
+    "encode_tok_s", "decode_tok_s", "profile_bytes", "measure_s",
+]  # fmt: skip
+SCALARS = 2 * 2 * 64  # of a token of the tiny model: one layer, K and V, 2 heads of 64
+TOKEN_BYTES = {"bf16": 512, "fp16": 512, "fp8_e4m3": 256, "fp8_e5m2": 256, "int8": 256 + 8, "int4": 128 + 8}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Letters that repeat no word: several hundred tokens for the last quarter."""
+    path = tmp_path_factory.mktemp("kv-bench") / "text.txt"
+    path.write_text("".join(np.random.default_rng(0).choice(list("a long text fills several segments"), 2400)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(text: Path, tiny: Path) -> dict[str, Any]:
+    """All predictors and dtypes."""
+    return json_of(call("kv", "bench", tiny, "--text", text, "--runs", "1", "--json"))
+
+
+def test_every_predictor_and_dtype_on_every_number_of_threads(report: dict[str, Any]) -> None:
+    threads = sorted({1, min(2, default_threads())})
+    assert all(list(row) == KEYS for row in report["rows"])
+    found = [(row["dtype"], row["predictor"], row["threads"]) for row in report["rows"]]
+    assert found == [(dtype, predictor, n) for dtype in DTYPES for predictor in PREDICTORS for n in threads]
+    assert report["left_out"] == []
+
+
+def test_bits_ratio_and_speeds_agree(report: dict[str, Any]) -> None:
+    tokens = report["measured_tokens"]
+    for row in report["rows"]:
+        stored = tokens * TOKEN_BYTES[row["dtype"]]
+        assert 0 < row["ideal_bits"] <= row["bits_per_scalar"] < 8 * TOKEN_BYTES[row["dtype"]] / SCALARS + 1
+        beside = stored / row["ratio"] - row["bits_per_scalar"] * tokens * SCALARS / 8
+        embedded = 0 if row["predictor"] == "linear" else row["profile_bytes"]
+        hashes = 8 * (tokens // 16)
+        assert 4 * tokens + hashes < beside - embedded < 4 * tokens + hashes + 1000  # header, segments and trailer
+        for kind in ("encode", "decode"):
+            assert row[f"{kind}_tok_s"] / row[f"{kind}_mb_s"] == pytest.approx(tokens / (stored / 1e6))
+            assert row[f"{kind}_mb_s"] > 0
+        assert row["measure_s"] > 0
+        assert row["profile_bytes"] > 0
+
+
+def test_sizes_do_not_depend_on_threads_but_on_predictors(report: dict[str, Any]) -> None:
+    sizes = {}
+    for row in report["rows"]:
+        size = (row["bits_per_scalar"], row["ideal_bits"], row["ratio"])
+        assert sizes.setdefault((row["dtype"], row["predictor"]), size) == size
+    for dtype in DTYPES:
+        marginal, static, linear = (sizes[dtype, predictor] for predictor in PREDICTORS)
+        assert linear[0] < static[0]
+        assert marginal != static
+
+
+def test_what_was_calibrated_and_measured_is_told(report: dict[str, Any], text: Path, tiny_llm: LLM) -> None:
+    tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
+    assert report["calibration_tokens"] == 3 * tokens // 4
+    assert report["measured_tokens"] == tokens - report["calibration_tokens"]
+    assert report["calibrated_on"] == dict.fromkeys(DTYPES, f"the first three quarters of {text}")
+
+
+def test_the_other_coders(report: dict[str, Any]) -> None:
+    for other in report["others"]:
+        assert list(other) == ["coder", "dtype", "ratio", "encode_mb_s", "decode_mb_s"]
+        assert min(other["ratio"], other["encode_mb_s"], other["decode_mb_s"]) > 0
+    by_dtype = {dtype: [o["coder"] for o in report["others"] if o["dtype"] == dtype] for dtype in DTYPES}
+    for dtype, coders in by_dtype.items():
+        assert {"zstd-3", "zstd-19 sample"} <= set(coders)
+        assert ("zstd-3 byte planes" in coders) == (dtype in ("bf16", "fp16"))
+
+
+def test_tables_and_a_picture(text: Path, tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.png"
+    options = ["--text", text, "--runs", "1", "--threads", "1", "--dtype", "int8", "--dtype", "bf16"]
+    outcome = call("kv", "bench", tiny, *options, "--plot", path)
+    assert outcome.code == 0
+    for part in ("bf16", "int8", *PREDICTORS, "zstd-3", "threads: 1", "linear was calibrated on the first three quart"):
+        assert part in outcome.out
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_shows_every_row_and_names_its_points(report: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib")
+    axes = kv_plot.draw(report).axes[0]
+    assert [line.get_label() for line in axes.lines] == DTYPES
+    for line, dtype in zip(axes.lines, DTYPES, strict=True):
+        rows = [row for row in report["rows"] if (row["dtype"], row["threads"]) == (dtype, 1)]
+        assert list(line.get_ydata()) == [row["ratio"] for row in rows]
+        assert list(line.get_xdata()) == [row["decode_mb_s"] for row in rows]
+    coders = [other["coder"] for other in report["others"] if other["dtype"] == "bf16"]
+    assert [note.get_text() for note in axes.texts] == PREDICTORS + coders
+
+
+def test_a_picture_needs_matplotlib(text: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("prolepsis.cli.kv_bench"), "find_spec", lambda _: None)
+    outcome = call("kv", "bench", tiny, "--text", text, "--plot", tmp_path / "plot.png")
+    assert_refused(outcome, "--plot needs matplotlib", "pip install 'prolepsis[bench]'")
+
+
+SMALL = ["--runs", "1", "--no-peers", "--json"]
+
+
+def test_a_small_text(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("A short text, of fifty tokens or so.")
+    outcome = call("kv", "bench", tiny, "--text", path, *SMALL)
+    report = json_of(outcome)
+    assert "tokens are few to calibrate on" in outcome.err
+    assert 0 < report["calibration_tokens"] < 50
+    assert len({(row["dtype"], row["predictor"]) for row in report["rows"]}) == len(DTYPES) * len(PREDICTORS)
+    assert report["others"] == []
+
+
+def test_without_linear_the_whole_text_is_measured(text: Path, tiny: Path, tiny_llm: LLM) -> None:
+    tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
+    one = ["kv", "bench", tiny, "--text", text, "--predictor", "static", "--dtype", "fp16", "--threads", "1", *SMALL]
+    report = json_of(call(*one))
+    assert (report["measured_tokens"], report["calibration_tokens"]) == (tokens, 0)
+    assert report["calibrated_on"] == {}
+    assert [(row["predictor"], row["dtype"], row["threads"]) for row in report["rows"]] == [("static", "fp16", 1)]
+    assert json_of(call(*one, "--tokens", "300"))["measured_tokens"] == 300
+
+
+def test_no_more_is_measured_than_the_context_holds(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("word and another " * 2000)
+    outcome = call("kv", "bench", tiny, "--text", path, "--predictor", "marginal", "--dtype", "int4", *SMALL)
+    assert json_of(outcome)["measured_tokens"] == 2048
+    assert "measuring 2048 of" in outcome.err
+
+
+def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, tmp_path: Path) -> None:
+    """Where all that is needed comes from elsewhere, the whole text is measured."""
+    profile, other = tmp_path / "bf16.safetensors", tmp_path / "other.txt"
+    other.write_text(text.read_text()[::-1])
+    json_of(call("calibrate", tiny, "--text", other, "-o", profile, "--json"))
+    tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
+    options = ["kv", "bench", tiny, "--text", text, "--predictor", "linear", "--threads", "1", *SMALL]
+    with_profile = json_of(call(*options, "--dtype", "bf16", "--profile", profile))
+    both = json_of(call(*options, "--dtype", "bf16", "--dtype", "int8", "--profile", profile, "--calibration", other))
+    for report in (with_profile, both):
+        assert report["measured_tokens"] == tokens
+        row = report["rows"][0]
+        assert (row["profile_bytes"], row["measure_s"]) == (profile.stat().st_size, None)
+    assert with_profile["calibrated_on"] == {"bf16": str(profile)}
+    assert both["calibrated_on"] == {"bf16": str(profile), "int8": str(other)}
+    assert both["calibration_tokens"] == len(tiny_llm.tokenizer.encode(other.read_text()))
+    assert both["rows"][0]["ratio"] == with_profile["rows"][0]["ratio"]
+
+    options += ["--profile", profile]
+    assert_refused(call(*options, "--dtype", "bf16", "--calibration", other), "--calibration", "nothing is to be calib")
+    assert_refused(call(*options, "--dtype", "int8"), "--profile", "for bf16, which is not to be measured with linear")
+    assert_refused(call(*options, "--profile", profile), "--profile", f"is for bf16, {profile} is too")
+    json_of(call("calibrate", tiny, "--text", other, "-o", profile, "--predictor", "static", "--json"))
+    assert_refused(call(*options), "--profile", str(profile), "static/1, not for linear")
+
+
+def test_heads_that_linear_cannot_take_are_left_out(text: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("heads of 20 channels")
+
+    monkeypatch.setattr(importlib.import_module("prolepsis.cli.kv_bench"), "chain_order", refuse)
+    options = ["kv", "bench", tiny, "--text", text, "--dtype", "bf16", *SMALL]
+    outcome = call(*options)
+    report = json_of(outcome)
+    assert {row["predictor"] for row in report["rows"]} == {"marginal", "static"}
+    assert report["left_out"] == [{"predictor": "linear", "dtype": "bf16", "reason": "heads of 20 channels"}]
+    assert "bf16, linear: left out: heads of 20 channels" in outcome.err
+    refused = call(*options, "--predictor", "linear")
+    assert (refused.code, refused.out) == (2, "")
+    assert "nothing could be measured: heads of 20 channels" in refused.err
+
+
+def test_more_threads_than_there_are(text: Path, tiny: Path) -> None:
+    options = ["--predictor", "marginal", "--dtype", "bf16", "--threads", "1", "--threads", "200"]
+    outcome = call("kv", "bench", tiny, "--text", text, *options, *SMALL)
+    assert {row["threads"] for row in json_of(outcome)["rows"]} == {1, default_threads()}
+    assert "--threads 200: measured with" in outcome.err
+
+
+def test_a_cache_that_comes_back_different_is_a_failure(
+    text: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_all = SessionReader.read_all
+
+    def wrong(reader: SessionReader) -> Any:
+        values: Any = read_all(reader)
+        values[0, 0, 0, 0, 0] ^= 1
+        return values
+
+    monkeypatch.setattr(SessionReader, "read_all", wrong)
+    outcome = call("kv", "bench", tiny, "--text", text, "--dtype", "bf16", "--predictor", "static", *SMALL)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "static restored a cache that differs" in outcome.err
+
+
+def test_a_coder_that_fails_is_told_and_left_out(text: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zlib.decompress", lambda _: b"nonsense")
+    options = ["--dtype", "fp8_e5m2", "--predictor", "marginal", "--runs", "1", "--json"]
+    outcome = call("kv", "bench", tiny, "--text", text, *options)
+    coders = [other["coder"] for other in json_of(outcome)["others"]]
+    assert "fp8_e5m2: zlib-1 failed: it does not give back what it was given" in outcome.err
+    assert "zlib-1" not in coders
+    assert "zstd-3" in coders
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--dtype", "int3"], ["--dtype 'int3'", "bf16, fp16"]),
+        (["--predictor", "twin"], ["--predictor 'twin'", "marginal, static, linear"]),
+        (["--threads", "0"], ["--threads must be at least 1, not 0"]),
+        (["--tokens", "1"], ["--tokens must be at least 2, not 1"]),
+        (["--runs", "0"], ["--runs must be at least 1, not 0"]),
+        (["--plot", "plot.bmp"], ["--plot: plot.bmp must end in .png, .svg or .pdf"]),
+        (["--profile", "missing.safetensors"], ["missing.safetensors cannot be read"]),
+        (["--calibration", "missing.txt"], ["--calibration: cannot read missing.txt"]),
+        (["--kv-memory", "lots"], ["--kv-memory 'lots' is not a size"]),
+    ],
+)
+def test_bad_input(options: list[str], parts: list[str], text: Path, tiny: Path) -> None:
+    assert_refused(call("kv", "bench", tiny, "--text", text, *options), *parts)
+
+
+def test_bad_files(text: Path, tiny: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    assert_refused(call("kv", "bench", tiny), "--text")
+    assert_refused(call("kv", "bench", tiny, "--text", tmp_path / "no.txt"), "--text: cannot read", "no.txt")
+    assert_refused(call("kv", "bench", tiny, "--text", empty), f"--text: {empty} has too few tokens")
+    refused = call("kv", "bench", tiny, "--text", text, "--calibration", empty)
+    assert_refused(refused, "--calibration: there are no tokens to calibrate on")
+
+
+def test_a_picture_that_cannot_be_written(text: Path, tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "no" / "plot.png"
+    assert_refused(call("kv", "bench", tiny, "--text", text, "--plot", path), str(path), "there is no directory")

@@ -1,16 +1,16 @@
 """What calibrating the `linear` predictor buys, by the number of tokens, and how it holds on other kinds of text.
 
-Calibrates on Python's own language reference (which every CPython carries) and codes what it has not seen: more of the
-reference, Python code, and the short texts of `reference_texts.py` in other languages. Beside it stands `static`, measured
-on the very text.
+Calibrates on Python's own language reference (which every CPython carries) and codes what it has not seen: more of
+the reference, Python code, and the short texts of `reference_texts.py` in other languages. Beside it stands `static`,
+measured on the very text.
 """
 
 import argparse
 import inspect
+from pydoc_data.topics import topics
 from typing import Any
 
 import measuring
-from pydoc_data.topics import topics
 from reference_texts import TEXTS
 
 from prolepsis import LLM

@@ -9,6 +9,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
     "codec_alone.py": ["every bit restored: True"],
+    "linear_alone.py": ["every bit restored: True"],
     "generate.py": ["the same tokens alone and together: True"],
     "chat_session.py": ["math problem is 4", "restored", "question is 4"],
 }
@@ -27,11 +28,15 @@ def test_there_are_no_other_examples() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
 
 
-def test_the_codec_works_alone() -> None:
-    assert_promised("codec_alone.py", output_of("codec_alone.py"))
+ALONE = ["codec_alone.py", "linear_alone.py"]
 
 
-@pytest.mark.parametrize("name", sorted(PROMISES.keys() - {"codec_alone.py"}))
+@pytest.mark.parametrize("name", ALONE)
+def test_the_codec_works_alone(name: str) -> None:
+    assert_promised(name, output_of(name))
+
+
+@pytest.mark.parametrize("name", sorted(PROMISES.keys() - set(ALONE)))
 def test_example(name: str, default_model: Path) -> None:
     assert_promised(name, output_of(name, str(default_model)))
 

@@ -111,13 +111,33 @@ def profiles(r: random.Random, sample: Sample, samples: list[Sample]) -> bytes:
     elif way == 1:
         packed = packed[:1] + _claiming_frame(r, bytes(planes))
     else:
-        for _ in range(r.choice((1, 1, 3, 50))):
-            if planes:
-                planes[r.randrange(len(planes))] ^= r.choice((1, 0x80, r.randrange(1, 256)))
+        tables = 2 * 72 * 128 if packed[0] & 2 else 0
+        for _ in range(r.choice((0, 1, 3, 50))):
+            if statistics := len(planes) - tables:
+                planes[r.randrange(statistics)] ^= r.choice((1, 0x80, r.randrange(1, 256)))
+        if tables:
+            planes[-tables:] = _other_frequencies(r, bytes(planes[-tables:]))
         flags = r.choice((packed[0], packed[0], packed[0], r.randrange(8)))
         packed = bytes([flags]) + zstandard.compress(bytes(planes if way < 4 else with_noise(r, bytes(planes))))
     header["profile"], header["profile_fingerprint"] = packed, xxhash.xxh3_128_hexdigest(packed)
     return put_together(header, records, sample.version)
+
+
+def _other_frequencies(r: random.Random, planes: bytes) -> bytes:
+    """Tables of extremes that mostly sum to 4096."""
+    high, low = np.frombuffer(planes, np.uint8).reshape(2, 72, 128).astype(int)
+    rows = high << 8 | low
+    for context in r.sample(range(72), r.choice((0, 1, 20, 72))):
+        token, way = r.randrange(127), r.randrange(4)
+        if way == 0:
+            rows[context] = 0
+            rows[context, [token, 127]] = (4095, 1) if r.random() < 0.5 else (0, 4096)
+        elif way == 1:
+            rows[context] = 32
+        else:
+            rows[context, 127] += rows[context, token] + (way == 3 and r.random() < 0.1)
+            rows[context, token] = 0
+    return (rows >> 8).astype(np.uint8).tobytes() + (rows & 255).astype(np.uint8).tobytes()
 
 
 def _claiming_frame(r: random.Random, planes: bytes) -> bytes:
@@ -235,7 +255,9 @@ def changed_profile_file(r: random.Random, data: bytes) -> bytes:
         return with_noise(r, data)
     metadata, tensors = safetensors(data)
     about = json.loads(metadata["prolepsis"])
-    for _ in range(r.choice((1, 1, 3))):
+    if r.random() < 0.1:
+        _other_hidden(r, about, tensors)
+    for _ in range(r.choice((0, 1, 1, 3))):
         name = r.choice(list(tensors))
         tensors[name] = _changed_tensor(r, tensors[name])
     if r.random() < 0.2:
@@ -248,6 +270,16 @@ def changed_profile_file(r: random.Random, data: bytes) -> bytes:
     except KeyError:
         return with_noise(r, data)
     return bytes(save(tensors, {"prolepsis": json.dumps(about)}))
+
+
+def _other_hidden(r: random.Random, about: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+    """Matrices that fit each other, and an embedding of another width."""
+    about["hidden"] = r.choice((1, 8, 16, 23, 25, 40))
+    columns = -(-about["hidden"] // 16) * 16
+    for name in ("token.means", "token.inverses"):
+        tensors[name] = np.resize(tensors[name], about["hidden"])
+    for name in ("token.upper.weights", "token.rest.weights"):
+        tensors[name] = np.resize(tensors[name], (*tensors[name].shape[:2], columns))
 
 
 def _words(value: Any) -> Any:
@@ -281,7 +313,7 @@ def rebound(sample: Sample, profile_file: bytes, embedding: np.ndarray) -> tuple
     profile = from_bytes(profile_file, "a.profile").profile
     assert isinstance(profile, LinearProfile)
     if profile.matrices.token is not None:
-        profile = profile.bound_to(lambda ids: embedding[ids], profile.vocabulary)
+        profile = profile.bound_to(lambda ids: embedding[ids], len(embedding))
     header, records = taken_apart(sample.data)
     header["profile_fingerprint"] = profile.fingerprint
     return put_together(header, records, sample.version), profile

@@ -2,8 +2,8 @@
 
 `python fuzzing.py SEED COUNT [FIRST]` reads COUNT of them and prints how each kind ended. A reader may refuse a file
 (InputError) or give values that were once written; what a writer made under changed headers and profiles, it must
-give, as the specification says. Anything else ends the run with the number of the file: `python fuzzing.py SEED 1 NUMBER` reads
-it again. So does taking more memory than there was reason to, or a minute for a few files.
+give, as the specification says. Anything else ends the run with the number of the file, and `python fuzzing.py SEED 1
+NUMBER` reads it again. So does asking for more memory than there is reason to, or a minute for a few files.
 """
 
 import faulthandler
@@ -12,22 +12,23 @@ import resource
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from file_mutations import CHANGES, Sample, changed_profile_file, headers, profiles, rebound, replace_streams
+from file_mutations import CHANGES, Sample, changed_profile_file, headers, noise, profiles, rebound, splices
 from file_parts import put_together, taken_apart
 from make_golden import GOLDEN, NAMES, outside_profile
 from spec_decoder import decode_file, header_of
 from spec_linear import Linear
 
-from prolepsis.coding import SessionReader, SessionStream, decode
-from prolepsis.coding.cache_dtypes import KV, QuantisedKV, to_scalars
-from prolepsis.coding.container import SEGMENT
+from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode
+from prolepsis.coding.cache_dtypes import KV, QuantisedKV, arrays_of, to_scalars
+from prolepsis.coding.container import TRAILER
+from prolepsis.coding.kv_array import token_count
 from prolepsis.coding.linear_profile import AnyProfile
-from prolepsis.coding.predictors import Segment
 from prolepsis.errors import InputError
 
 _ROOM = 4 << 30  # bytes of address space: one segment of the largest geometry takes 1 GiB, and its result another
@@ -53,8 +54,15 @@ def samples() -> list[Sample]:
         out.append(Sample(name, (GOLDEN / f"{name}.pkv").read_bytes(), outside_profile(name), file))
     for name in ("static_bf16", "static_fp16"):
         header, records = taken_apart(out[NAMES.index(name)].data)
-        out.append(Sample(name, put_together(header, records[:3], version=1), None, b"", 1))
+        out.append(Sample(f"{name} version 1", put_together(header, records[:3], version=1), None, b"", 1))
     return out
+
+
+def whole_beginnings(sample: Sample) -> list[bytes]:
+    """The file as each of its saves left it."""
+    header, records = taken_apart(sample.data)
+    ends = [i + 1 for i, record in enumerate(records) if record.layout is TRAILER]
+    return [put_together(header, records[:end], sample.version) for end in ends]
 
 
 def digests(part: Part, dtype: Any, group: int) -> list[int]:
@@ -88,38 +96,42 @@ def _segment(reader: SessionReader, number: int) -> KV | None:
         return None
 
 
+def joined(parts: list[Part]) -> list[np.ndarray]:
+    """The values, and the steps, of all parts."""
+    return [np.concatenate(arrays, axis=2) for arrays in zip(*(arrays_of(part.kv) for part in parts), strict=True)]
+
+
+def same_arrays(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    """Whether they hold the same."""
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def same(a: list[Part] | None, b: list[Part] | None) -> bool:
     """Whether two readers came to the same."""
     if a is None or b is None:
         return a is b
     return len(a) == len(b) and all(
-        x[:2] == y[:2] and all(np.array_equal(p, q) for p, q in zip(_arrays(x.kv), _arrays(y.kv), strict=True))
-        for x, y in zip(a, b, strict=True)
+        x[:2] == y[:2] and same_arrays(arrays_of(x.kv), arrays_of(y.kv)) for x, y in zip(a, b, strict=True)
     )
 
 
-def _arrays(kv: KV) -> tuple[np.ndarray, ...]:
-    return kv if isinstance(kv, QuantisedKV) else (kv,)
-
-
-def recoded(data: bytes, written: list[Part], profile: AnyProfile | None) -> bytes | None:
-    """`written` as a file whose header, ids and order of records are those of `data`; None where it refuses that."""
-    header, records = taken_apart(data)
-    segments = [record for record in records if record.layout is SEGMENT]
+def recoded(header: dict[str, Any], written: list[Part], profile: AnyProfile | None) -> bytes | None:
+    """A file of `written` under any header; None where that is refused."""
+    file = BytesIO(put_together(header, []))
     try:
-        coder = SessionReader(put_together(header, []), profile=profile, salvage=True).coder
-        for record, part in zip(segments, written, strict=True):
-            ids = np.frombuffer(record.rest, "<u4", part.count) if header["tokens"] == "ids" else None
-            coded = coder.encode(Segment(part.start, part.count, ids), part.kv)
-            replace_streams(record, [stream.data.tobytes() for stream in coded], [s.checksum for s in coded])
+        writer = SessionWriter.append_to(SessionReader(file, profile=profile, salvage=True))
+        for part in written:
+            ids = np.arange(part.count) * 7 % 50 if header["tokens"] != "none" else None
+            writer.add(part.kv, ids)
+        writer.finish()
     except InputError:
         return None
-    return put_together(header, records)
+    return file.getvalue()
 
 
-def with_wild_values(r: random.Random, part: Part, dtype: Any) -> Part:
+def with_wild_values(r: random.Random, part: Part) -> Part:
     """Some values, and steps, that are anything at all."""
-    arrays = [array.copy() for array in _arrays(part.kv)]
+    arrays = [array.copy() for array in arrays_of(part.kv)]
     for array in arrays:
         flat = array.reshape(-1).view(np.uint8)
         places = np.array([r.randrange(flat.size) for _ in range(r.choice((0, 3, 300)))], np.int64)
@@ -136,10 +148,12 @@ class Fuzzer:
         self.known: set[int] = set()
         self.written: dict[str, list[Part]] = {}
         self.ends: Counter[str] = Counter()
+        self.whole: set[bytes] = set()
         for sample in self.samples:
             parts, header = read("buffer", sample.data, sample.profile), header_of(sample.data)
             assert parts is not None
-            self.written.setdefault(sample.name, parts)
+            self.written[sample.name] = parts
+            self.whole.update(whole_beginnings(sample))
             for part in parts:
                 self.known.update(digests(part, header["dtype"], header["heads_per_stream"]))
 
@@ -161,36 +175,39 @@ class Fuzzer:
         if change in (headers, profiles) and r.random() < 0.4:
             self.one_recoded(r, data, sample)
             return
-        parts = self.read_every_way(r, data, sample.profile)
+        strict, parts = self.read_every_way(r, data, sample.profile)
+        if change in (noise, splices):
+            assert strict is None or data in self.whole, "a fault is overlooked"
         if parts:
             header = header_of(data)
             for part in parts:  # nothing but values that were written may come out
                 assert self.known.issuperset(digests(part, header["dtype"], header["heads_per_stream"])), (
                     "a wrong value"
                 )
-        self.ends[f"{kind}: {'read in part' if parts else 'refused'}"] += 1
+        self.ends[f"{kind}: {'refused' if not parts else 'salvaged' if strict is None else 'read'}"] += 1
 
     def one_recoded(self, r: random.Random, data: bytes, sample: Sample) -> None:
         """The file as a writer would have made it, from values that may be anything: it must be read, and say what the
         specification says."""
-        written = [with_wild_values(r, part, None) for part in self.written[sample.name]]
-        new = recoded(data, written, sample.profile)
+        written = [with_wild_values(r, part) for part in self.written[sample.name]]
+        header = header_of(data)
+        new = recoded(header, written, sample.profile)
         if new is None:
             self.ends["recoded: refused"] += 1
             return
-        assert same(self.read_every_way(r, new, sample.profile), written), "values changed"
+        values = joined(written)
+        assert same_arrays(joined(self.read_every_way(r, new, sample.profile)[1]), values), "values changed"
         self.ends["recoded: read"] += 1
         if r.randrange(_SPECIFIED_OF) == 0:
-            header, linear = header_of(new), None
-            if sample.profile is not None:
-                linear = Linear(header, sample.profile_file, self.embedding)
-            decoded = decode_file(new, linear)
-            scalars = np.concatenate([to_scalars(part.kv, header["dtype"]) for part in written], axis=2)
-            assert np.array_equal(decoded.scalars, scalars), "not what the specification says"
+            linear = None if sample.profile is None else Linear(header, sample.profile_file, self.embedding)
+            scalars = to_scalars(QuantisedKV(*values) if len(values) > 1 else values[0], header["dtype"])
+            assert np.array_equal(decode_file(new, linear).scalars, scalars), "not what the specification says"
             self.ends["recoded: as specified"] += 1
 
-    def read_every_way(self, r: random.Random, data: bytes, profile: AnyProfile | None) -> list[Part]:
-        """What any reader gives; two strict ones must agree, and what they take is all that can be salvaged."""
+    def read_every_way(
+        self, r: random.Random, data: bytes, profile: AnyProfile | None
+    ) -> tuple[list[Part] | None, list[Part]]:
+        """What strict readers, which must agree, make of it, and what can be salvaged, which is no less."""
         strict = read("buffer", data, profile)
         assert same(strict, read(r.choice(("file", "stream")), data, profile)), "readers differ"
         salvaged = read("salvaged", data, profile)
@@ -198,8 +215,8 @@ class Fuzzer:
             assert same(strict, salvaged), "salvaging differs"
             if profile is None:
                 whole = decode(data)
-                assert sum(part.count for part in strict) == _arrays(whole)[0].shape[2]
-        return salvaged or []
+                assert sum(part.count for part in strict) == token_count(whole)
+        return strict, salvaged or []
 
 
 def limit_memory() -> None:

@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 from kv_samples import turn
 
-from prolepsis.coding import RopeSpec
+from prolepsis.coding import RopeSpec, kv_array
 from prolepsis.coding.cache_dtypes import KV, DType, Geometry, quantise
-from prolepsis.coding.calibration import Embedding, fit_linear
+from prolepsis.coding.calibration import Embedding, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_profile import LinearProfile, embedding_check
+from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.predictors import Segment
-from prolepsis.coding.profile import grid_spans, measure_parts
+from prolepsis.coding.profile import grid_spans
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, DIM = 50, 24, 4, 2, 32
 ROPE = RopeSpec(theta=10_000.0, dim=16, style="half")
@@ -51,17 +51,10 @@ def linear_profile(
     dtype: DType = "bf16", rope: RopeSpec | None = ROPE, with_tokens: bool = True, tokens: int = 1500
 ) -> LinearProfile:
     """Fitted to texts of other seeds than 0."""
-    from prolepsis.coding import kv_array
-
     geometry = Geometry(dtype, LAYERS, HEADS, DIM)
     with CalibrationSample(geometry, rope, 2 * tokens) as sample:
         for seed in (1, 2):
             kv, ids = linear_kv(tokens, dtype, rope, seed)
             for segment in segments_of(kv, ids if with_tokens else None, tokens):
                 sample.add(segment, kv_array.part(kv, segment.start, segment.start + segment.count))
-        matrices = fit_linear(sample, Embedding(rows, 0.0) if with_tokens else None)
-        static = measure_parts(sample.parts, geometry, rope) if geometry.steps is not None else None
-    if not with_tokens:
-        return LinearProfile(geometry, rope, matrices, static)
-    check = embedding_check(rows, VOCABULARY)
-    return LinearProfile(geometry, rope, matrices, static, VOCABULARY, check, rows)
+        return calibrate_linear(sample, Embedding(rows, VOCABULARY, 0.0) if with_tokens else None)

@@ -18,11 +18,11 @@ from linear_samples import ROPE as HALF_ROPE
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, kv_array, tables
 from prolepsis.coding.cache_dtypes import FORMATS, KV, DType, Geometry, QuantisedKV, arrays_of, values_of
-from prolepsis.coding.calibration import Embedding, fit_linear
+from prolepsis.coding.calibration import Embedding, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile, embedding_check
+from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
 from prolepsis.coding.predictors import Segment
-from prolepsis.coding.profile import measure, measure_parts
+from prolepsis.coding.profile import measure
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes, to_bytes
 from prolepsis.coding.segment_coder import SegmentCoder
 
@@ -105,9 +105,7 @@ def _linear_profile(dtype: DType) -> LinearProfile:
         for segment in segments_of(kv, ids, tokens):
             part = kv_array.part(kv, segment.start, segment.start + segment.count)
             sample.add(segment, _small(part, dtype))
-        matrices = fit_linear(sample, Embedding(rows, 0.0))
-        static = measure_parts(sample.parts, geometry, HALF_ROPE) if geometry.steps is not None else None
-    return LinearProfile(geometry, HALF_ROPE, matrices, static, VOCABULARY, embedding_check(rows, VOCABULARY), rows)
+        return calibrate_linear(sample, Embedding(rows, VOCABULARY, 0.0))
 
 
 def _profile(predictor: str, dtype: DType, kv: KV) -> AnyProfile:

@@ -27,15 +27,16 @@ from prolepsis.coding.profile_file import to_bytes
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
 from prolepsis.errors import InputError
+from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
 _FEW_TOKENS = 2000
 
 
 def calibrate_(
-    model: ModelArgument,
     text: Annotated[list[Path], typer.Option(help="A UTF-8 text file to calibrate on; may be repeated.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The profile file to write.")],
+    model: ModelArgument = DEFAULT_MODEL,
     predictor: Annotated[str, typer.Option(help="What the profile is for: linear, static or marginal.")] = "linear",
     kv_dtype: Annotated[str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")] = "bf16",
     tokens: Annotated[

@@ -14,16 +14,17 @@ from prolepsis.coding.cache_dtypes import KV, Geometry, QuantisedKV, to_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.chains import count_layer
 from prolepsis.coding.linear_matrices import TOKEN_LAYERS, LinearMatrices, Matrices, TokenMatrices, chain_order
+from prolepsis.coding.linear_profile import EmbeddingRows, LinearProfile, embedding_check
 from prolepsis.coding.predictors import Chain, Prediction, Segment
 from prolepsis.coding.predictors.linear import LinearPredictor
-from prolepsis.coding.profile import scale_codes
+from prolepsis.coding.profile import measure_parts, scale_codes
 from prolepsis.coding.tables import TokenTables, universal
 from prolepsis.coding.uniform_grid import on_grid
+from prolepsis.errors import InputError
 from prolepsis.kernels.kv_chain import GROUP, LARGEST_FEATURE, LARGEST_TOKEN_FEATURE, token_features
 from prolepsis.kernels.kv_chain_rows import PAIRS
 
 Progress = Callable[[int, int], None]
-EmbeddingRows = Callable[[NDArray[np.uint32]], NDArray[np.float32]]
 Floats = NDArray[np.float32]
 
 _RIDGE = 1e-3  # of a feature's variance
@@ -37,10 +38,33 @@ _TINY = 1e-30
 
 
 class Embedding(NamedTuple):
-    """rows: uint32 [tokens] to float32 [tokens, hidden]. epsilon: of the model's first RMSNorm."""
+    """A model's token embedding. rows: uint32 [tokens] to float32 [tokens, hidden]. epsilon: of its first RMSNorm."""
 
     rows: EmbeddingRows
+    vocabulary: int
     epsilon: float
+
+
+def calibrate_linear(
+    sample: CalibrationSample, embedding: Embedding | None = None, on_progress: Progress | None = None
+) -> LinearProfile:
+    """The profile of `linear` for KV like that of `sample`, of any engine.
+
+    embedding: the model's, where the sample knows its token ids; the lowest layers then follow from the tokens, and so
+    coding needs the ids. on_progress(layers done, layers).
+
+    Raises:
+        InputError: heads that the predictor cannot take (`linear_matrices.chain_order`), or an empty sample.
+    """
+    if sample.tokens == 0:
+        raise InputError("there are no tokens to calibrate on")
+    geometry, rope = sample.geometry, sample.rope
+    matrices = fit_linear(sample, embedding, on_progress)
+    static = measure_parts(sample.parts, geometry, rope) if geometry.steps is not None else None
+    if embedding is None:
+        return LinearProfile(geometry, rope, matrices, static)
+    rows, vocabulary, _ = embedding
+    return LinearProfile(geometry, rope, matrices, static, vocabulary, embedding_check(rows, vocabulary), rows)
 
 
 def fit_linear(

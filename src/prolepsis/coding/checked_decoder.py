@@ -53,9 +53,11 @@ class CheckedDecoder:
                 f"{self.name} needs the profile {wanted} of the predictor {self.header.predictor!r}, which is not in "
                 f"the file, and {told}: pass it with --profile"
             )
-        there = self.header.predictor, self.header.geometry
-        if there != (profile.predictor_name, geometry_of(profile, self.header.dtype)):
-            raise SegmentError(f"{self.name}: the header is not valid: the profile {wanted} is not one for {there}")
+        predictor, geometry = self.header.predictor, self.header.geometry
+        if (predictor, geometry) != (profile.predictor_name, geometry_of(profile, geometry.dtype)):
+            raise SegmentError(
+                f"{self.name}: the header is not valid: the profile {wanted} is not one of {predictor!r} for {geometry}"
+            )
         return profile
 
     def _own_profile(self, data: bytes) -> Profile:

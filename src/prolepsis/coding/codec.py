@@ -14,6 +14,7 @@ from typing import Any
 
 from prolepsis.coding.cache_dtypes import KV, as_stored
 from prolepsis.coding.header import TokenStorage
+from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
@@ -30,13 +31,15 @@ def encode(
     model: Mapping[str, str] | None = None,
     numerics: str = "",
     metadata: bytes = b"",
+    profile: AnyProfile | None = None,
 ) -> bytes:
     """Code a KV cache, losslessly, as the bytes of a session file.
 
     kv: [layers, 2 (K, V), tokens, kv_heads, head_dim], in any form that `cache_dtypes.as_stored` takes: float16,
     bfloat16 and fp8 arrays or tensors, bit patterns with their `dtype` said ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
     QuantisedKV. rope: how K was turned; without it K is coded as V is, at a lower ratio. start: position of the first
-    token. The rest is kept for the reader.
+    token. profile: what to code with, by default one measured on `kv`; a `LinearProfile` (`coding.calibration`) may
+    need the token_ids. The rest is kept for the reader.
 
     Raises:
         InputError: a shape, dtype or parameter that cannot be coded.
@@ -45,18 +48,20 @@ def encode(
     file = BytesIO()
     tokens: TokenStorage = "none" if token_ids is None else "ids"
     writer = SessionWriter(
-        file, measure(stored, name, rope, start), dtype=name, rope=rope, start=start, model=model, numerics=numerics,
-        block_size=1 if start % 16 else 16, tokens=tokens,
+        file, profile or measure(stored, name, rope, start), dtype=name, rope=rope, start=start, model=model,
+        numerics=numerics, block_size=1 if start % 16 else 16, tokens=tokens,
     )  # fmt: skip
     writer.add(stored, token_ids)
     writer.finish(metadata)
     return file.getvalue()
 
 
-def decode(data: bytes | bytearray | memoryview) -> KV:
+def decode(data: bytes | bytearray | memoryview, *, profile: AnyProfile | None = None) -> KV:
     """The KV that `encode` was given, every value checked: bit patterns as uint16, or uint8 of fp8; or QuantisedKV.
+
+    profile: the one it was coded with, where that is too large to be kept with the data (`LinearProfile`).
 
     Raises:
         SegmentError: the data are truncated, damaged, foreign or of a newer version.
     """
-    return SessionReader(data, "the coded data").read_all()
+    return SessionReader(data, "the coded data", profile=profile).read_all()

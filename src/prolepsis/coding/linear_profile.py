@@ -66,10 +66,15 @@ class LinearProfile:
         """This profile, able to look at tokens.
 
         Raises:
-            InputError: it is not the embedding the profile was calibrated with.
+            InputError: it is not the embedding the profile was calibrated with, or the matrices are not made for it.
         """
         if vocabulary != self.vocabulary or embedding_check(embedding, vocabulary) != self.embedding_is:
             raise InputError("the profile was calibrated with the token embedding of another model")
+        token, width = self.matrices.token, embedding(np.zeros(1, np.uint32)).shape[1]
+        if token is not None and width != len(token.means):
+            raise InputError(
+                f"the profile looks at embeddings of {len(token.means)} numbers, and the model's have {width}"
+            )
         return replace(self, embedding=embedding)
 
     def predictor(self, rope: RopeSpec | None) -> Predictor:

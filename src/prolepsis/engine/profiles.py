@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from prolepsis.coding import kv_array
 from prolepsis.coding.cache_dtypes import KV, DType, quantise
-from prolepsis.coding.calibration import Embedding, Progress, fit_linear
+from prolepsis.coding.calibration import Embedding, Progress, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile, embedding_check
+from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans, measure_parts
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes
@@ -88,16 +88,11 @@ def calibrate(
     if sample.tokens == 0:
         raise InputError("there are no tokens to calibrate on")
     profile: AnyProfile
-    static = measure_parts(
-        sample.parts, sample.geometry, sample.rope, "marginal" if predictor == "marginal" else "static"
-    )
-    profile = static
     if predictor == "linear":
-        rows, vocabulary = llm.runner.decoder.embedding_rows, llm.config.vocab_size
-        matrices = fit_linear(sample, Embedding(rows, llm.config.norm_eps), on_progress)
-        check = embedding_check(rows, vocabulary)
-        needed = static if sample.geometry.steps is not None else None
-        profile = LinearProfile(sample.geometry, sample.rope, matrices, needed, vocabulary, check, rows)
+        embedding = Embedding(llm.runner.decoder.embedding_rows, llm.config.vocab_size, llm.config.norm_eps)
+        profile = calibrate_linear(sample, embedding, on_progress)
+    else:
+        profile = measure_parts(sample.parts, sample.geometry, sample.rope, predictor)
     return CalibratedProfile(profile, sample.geometry, sample.rope, identity(llm), sample.tokens)
 
 

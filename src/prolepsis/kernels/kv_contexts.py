@@ -6,9 +6,9 @@ Logarithms are the leading bits of a float32, exponent and 3 mantissa bits: eigh
   where the scale lies in its octave; the centre is the octave of the scale.
 - **far**: the context is scale / ulp(prediction) in half octaves; the centre is |prediction|, rounded.
 
-Floats of 8 bits whose scale is so small that most values are subnormal lie on an even grid, and are far. So are integers,
-the subnormals of a float whose ulp is 1. Where an integer's scale is below 1, its context also says in which quarter
-about its centre the prediction lies, since that shifts so narrow a curve noticeably.
+Floats of 8 bits whose scale is so small that most values are subnormal lie on an even grid, and are far. So are
+integers. Where an integer's scale is below 1, its context also says in which quarter about its centre the prediction
+lies, since that shifts so narrow a curve noticeably.
 
 The vectors here are generic and compile on every CPU.
 """

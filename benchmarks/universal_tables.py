@@ -67,13 +67,13 @@ def counted(dtypes: list[DType]) -> np.ndarray:
     counts = np.zeros((CONTEXTS, 128), np.int64)
     blank = np.full((CONTEXTS, 128), 32, np.uint16)
     rounds = [samples(dtype, random) for dtype in dtypes]
-    still, shifts = np.empty((TOKENS, 0), np.float32), np.empty((0, 1), np.int32)
+    still, shifts = np.empty(0, np.float32), np.empty(0, np.int32)
     for i in range(ROUNDS):
         turn = i % len(dtypes)
         values, predictions, codes = next(rounds[turn])
-        guess = kv_streams.Guess(predictions, still, still, False, codes, shifts, CHANNELS)
+        guess = kv_streams.Guess(predictions.reshape(-1), still, still, 0, False, codes, shifts, CHANNELS)
         token_tables = TokenTables(dtypes[turn], blank)
-        kv_streams.count_stream(values, 0, CHANNELS, guess, token_tables.form, token_tables.octaves, counts)
+        kv_streams.count_stream(values.reshape(-1), 0, CHANNELS, guess, token_tables.form, token_tables.octaves, counts)
     return counts
 
 

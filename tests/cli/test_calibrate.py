@@ -47,6 +47,8 @@ def test_a_table_is_printed(text: Path, tiny: Path, tmp_path: Path) -> None:
         (["--tokens", "3"], "--tokens must be at least 256"),
         (["--window", "0"], "--window must be at least 1"),
         (["--check", "nowhere.txt"], "--check: cannot read nowhere.txt"),
+        (["--check", "/dev/null"], "--check: /dev/null has no text"),
+        (["-o", "-"], "-o: a profile is written to a file"),
         (["--text", "nowhere.txt"], "--text: cannot read nowhere.txt"),
         (["-o", "nowhere/p"], "there is no directory"),
     ],

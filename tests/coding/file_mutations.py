@@ -292,7 +292,9 @@ def _words(value: Any) -> Any:
 
 
 def _changed_tensor(r: random.Random, tensor: np.ndarray) -> np.ndarray:
-    if tensor.size and r.random() < 0.1:
+    if not tensor.size:
+        return tensor
+    if r.random() < 0.1:
         return np.ascontiguousarray(tensor.reshape(-1)[: r.randrange(tensor.size)])
     changed = tensor.copy().reshape(-1)
     places = np.array([r.randrange(tensor.size) for _ in range(r.choice((1, 5, 1000)))])

@@ -32,6 +32,7 @@ NAMES = [f"{predictor}_{dtype}" for predictor in PREDICTORS for dtype in get_arg
 START, TOKENS = 240, 56  # the second segment begins behind a save, within a block
 IDS = np.arange(TOKENS, dtype=np.uint32) * 977 % 50_000  # where only their hashes are stored
 _SAVES = (START + 21, START + TOKENS)
+_WITH_TABLES = ("bf16", "fp8_e4m3", "int8")
 _METADATA = b'{"golden":2}'
 _ROPE = RopeSpec(500_000.0, 12, "interleaved", 2.0, (1.0, 1.5, 2.0, 3.0, 5.0, 8.0))
 _STORED = {"marginal": "none", "static": "hashes", "linear": "ids"}
@@ -66,7 +67,7 @@ def written(kv: KV, ids: np.ndarray, profile: AnyProfile, predictor: str, dtype:
     for stop in _SAVES:
         first = writer.position - START
         known = None if predictor == "marginal" else ids[first : stop - START]
-        writer.add(kv_array.copy(kv_array.part(kv, first, stop - START)), known)
+        writer.add(kv_array.part(kv, first, stop - START), known)
         writer.finish(_METADATA)
     return file.getvalue()
 
@@ -109,12 +110,14 @@ def _linear_profile(dtype: DType) -> LinearProfile:
 
 
 def _profile(predictor: str, dtype: DType, kv: KV) -> AnyProfile:
-    """Static profiles with tables of their own, marginal ones with the universal tables."""
+    """Some static profiles have tables of their own."""
     if predictor == "linear":
         return _linear_profile(dtype)
     if predictor == "marginal":
         return measure(kv, dtype, _ROPE, START, "marginal")
     profile = measure(kv, dtype, _ROPE, START)
+    if dtype not in _WITH_TABLES:
+        return profile
     counts = SegmentCoder(Geometry.of(kv, dtype), profile, _ROPE).count(Segment(START, TOKENS), kv)
     return replace(profile, frequencies=tables.fit(counts, dtype))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from math import e, log2, pi
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -175,3 +176,14 @@ def test_every_dtype_comes_back_in_its_own_form(dtype: str) -> None:
     assert len(data) < 0.95 * sum(array.nbytes for array in arrays_of(kv))
     if isinstance(kv, QuantisedKV):
         assert encode(QuantisedKV(kv.values, kv.steps.view(np.float16)), rope=ROPE, start=40) == data
+
+
+@pytest.mark.parametrize("ids", [[-1] * 8, [1 << 32] * 8, [1.7] * 8, ["a"] * 8, [[1]] * 8, [1 << 70] * 8])
+def test_token_ids_that_are_none(ids: list[Any]) -> None:
+    with pytest.raises(InputError, match="token ids"):
+        encode(np.zeros((1, 2, 8, 1, 4), np.float16), token_ids=ids)
+
+
+def test_metadata_are_bytes() -> None:
+    with pytest.raises(InputError, match="metadata are bytes, not str"):
+        encode(np.zeros((1, 2, 8, 1, 4), np.float16), metadata="text")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """Profile files: whole or refused."""
 
+import errno
+import os
 from typing import Any
 
 import msgspec
@@ -10,8 +12,12 @@ from hypothesis import strategies as st
 from linear_samples import DIM, HEADS, LAYERS, ROPE, linear_kv, linear_profile, rows
 from safetensors.numpy import load, save
 
-from prolepsis.coding.cache_dtypes import Geometry
+from prolepsis.coding import decode, encode
+from prolepsis.coding.cache_dtypes import Geometry, quantise
+from prolepsis.coding.calibration import calibrate_linear
+from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.linear_profile import LinearProfile
+from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import measure
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes, to_bytes
 from prolepsis.errors import InputError
@@ -120,3 +126,26 @@ def test_hostile_numbers() -> None:
     tensors["base"] = np.full_like(tensors["base"], np.nan)
     with pytest.raises(InputError, match="not moderate"):
         from_bytes(bytes(save(tensors, metadata)), "a.profile")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-19, 1e30])
+def test_a_profile_of_extreme_kv_can_be_read_again(size: float) -> None:
+    values = np.random.default_rng(0).normal(size=(2, 2, 256, 1, 16)).astype(np.float32)
+    values[..., 3] *= np.float32(size)
+    kv, geometry = quantise(values, "bf16"), Geometry("bf16", 2, 1, 16)
+    with CalibrationSample(geometry, None, 256) as sample:
+        sample.add(Segment(0, 256), kv)
+        profile = calibrate_linear(sample)
+    read = from_bytes(to_bytes(CalibratedProfile(profile, geometry, None, {}, 256)), "x").profile
+    assert np.array_equal(decode(encode(kv, dtype="bf16", profile=profile), profile=read), kv)
+
+
+def test_calibration_that_does_not_fit_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before it begins: writing to a mapped file on a full disk kills a process."""
+
+    def no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room, raising=False)
+    with pytest.raises(InputError, match=r"calibrating needs 1 MB for a while in .*No space left"):
+        CalibrationSample(Geometry("bf16", 2, 1, 16), None, 8192)

@@ -1,44 +1,61 @@
-"""Work spread over threads: as many as were asked for."""
+"""Work shared among threads: everything is done once, also within itself, and what goes wrong is said."""
 
 import threading
 
 import pytest
 
-from prolepsis.coding.threads import for_each, limited_to, thread_count
+from prolepsis.coding.threads import for_each
 
 
-def test_all_threads_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each item waits for the others, so that they would never end one after the other."""
-    monkeypatch.setenv("PROLEPSIS_THREADS", "3")
-    together = threading.Barrier(3, timeout=30)
-    for_each(3, lambda _: together.wait())
+@pytest.fixture(params=["1", "2", "7"], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_THREADS", request.param)
 
 
-def test_a_block_may_ask_for_fewer_or_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROLEPSIS_THREADS", "2")
-    together = threading.Barrier(4, timeout=30)
-    with limited_to(4):
-        for_each(4, lambda _: together.wait())
-        with limited_to(1):
-            used: list[int] = []
-            for_each(20, lambda _: used.append(threading.get_ident()))
-            assert set(used) == {threading.get_ident()}
-        assert thread_count() == 4
-    assert thread_count() == 2
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+def test_each_item_once(count: int) -> None:
+    done: list[int] = []
+    for_each(count, done.append)
+    assert sorted(done) == list(range(count))
 
 
-def test_a_limit_ends_with_its_block_and_is_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROLEPSIS_THREADS", "5")
-    seen: list[int] = []
+def test_within_itself() -> None:
+    done: list[tuple[int, int]] = []
+    for_each(5, lambda i: for_each(4, lambda j: done.append((i, j))))
+    assert sorted(done) == [(i, j) for i in range(5) for j in range(4)]
 
-    def look_and_fail() -> None:
-        with limited_to(1):
-            other = threading.Thread(target=lambda: seen.append(thread_count()))
-            other.start()
-            other.join()
-            raise ValueError("broken off")
 
-    with pytest.raises(ValueError, match="broken off"):
-        look_and_fail()
-    assert seen == [5]
-    assert thread_count() == 5
+def test_inner_items_stay_in_their_thread() -> None:
+    names: list[set[str]] = []
+
+    def work(_: int) -> None:
+        seen = {threading.current_thread().name}
+        for_each(20, lambda _: seen.add(threading.current_thread().name))
+        names.append(seen)
+
+    for_each(7, work)
+    assert [len(seen) for seen in names] == [1] * 7
+
+
+def test_the_first_failure_is_raised_and_ends_the_rest() -> None:
+    done: list[int] = []
+
+    def work(i: int) -> None:
+        done.append(i)
+        if i == 3:
+            raise KeyError(i)
+
+    with pytest.raises(KeyError, match="3"):
+        for_each(1000, work)
+    assert len(done) < 1000
+    for_each(10, done.append)  # and nothing is left behind of it
+
+
+def test_callers_in_several_threads() -> None:
+    done: list[list[int]] = [[], [], [], []]
+    callers = [threading.Thread(target=for_each, args=(50, items.append)) for items in done]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert [sorted(items) for items in done] == [list(range(50))] * 4

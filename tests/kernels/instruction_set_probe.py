@@ -1,16 +1,19 @@
 """A hash of the kernels' results, which must be the same on every instruction set.
 
-usage: instruction_set_probe.py short|whole DIRECTORY
+usage: instruction_set_probe.py short|whole|coding DIRECTORY
 """
 
 import hashlib
+import os
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "kernels"), str(TESTS / "model")]
+sys.path[:0] = [str(TESTS / "kernels"), str(TESTS / "model"), str(TESTS / "coding")]
+HOST, PROBE = "of_the_host", "of_the_probe"  # folders of session files
 
 
 def short(directory):
@@ -44,13 +47,93 @@ def whole(directory):
         yield session.kv(len(tokens))
 
 
-def result_hash(length, directory):
-    """SHA-256 of the results of `short` or `whole`, which may write into `directory`."""
+def coding(directory):
+    """Values of session files written on the host. Writes others, of the same values."""
+    write_files(directory, PROBE)
+    yield from values_of_files(directory, HOST)
+
+
+def write_profiles(directory):
+    """Of `linear`, for each cache dtype. Fitting them uses BLAS, whose results are not the same everywhere."""
+    from linear_samples import linear_profile
+
+    from prolepsis.coding.cache_dtypes import FORMATS
+    from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
+
+    for dtype in FORMATS:
+        profile = linear_profile(dtype, tokens=300)
+        saved = CalibratedProfile(profile, profile.geometry, profile.rope, {}, 300)
+        (directory / f"{dtype}.profile").write_bytes(to_bytes(saved))
+
+
+def write_files(directory, folder):
+    """A session file for each cache dtype and predictor, in streams of 32 lanes and of 4."""
+    from kv_samples import ROPE, realistic_kv
+    from linear_samples import linear_kv
+
+    from prolepsis.coding import SessionWriter, encode, measure
+    from prolepsis.coding.cache_dtypes import FORMATS
+
+    (directory / folder).mkdir()
+    for dtype in FORMATS:
+        kv = realistic_kv(layers=1, tokens=270, heads=2, dim=32, dtype=dtype, start=32)
+        (directory / folder / f"static_{dtype}.pkv").write_bytes(
+            encode(as_tensor(kv, dtype), dtype=dtype, rope=ROPE, start=32)
+        )
+        predicted, ids = linear_kv(270, dtype)
+        profile = bound_profile(directory, dtype)
+        for name, values, given in (
+            ("marginal", kv, measure(kv, dtype, None, 0, "marginal")),
+            ("linear", predicted, profile),
+        ):
+            file = BytesIO()
+            writer = SessionWriter(file, given, dtype=dtype, rope=profile.rope if name == "linear" else None)
+            writer.add(values, ids)
+            writer.finish()
+            (directory / folder / f"{name}_{dtype}.pkv").write_bytes(file.getvalue())
+
+
+def bound_profile(directory, dtype):
+    """That of `write_profiles`."""
+    from linear_samples import VOCABULARY, rows
+
+    from prolepsis.coding.profile_file import from_bytes
+
+    return from_bytes((directory / f"{dtype}.profile").read_bytes(), dtype).profile.bound_to(rows, VOCABULARY)
+
+
+def as_tensor(kv, dtype):
+    """A tensor of torch, where it was told which instructions to use; else the array itself."""
+    if "ATEN_CPU_CAPABILITY" not in os.environ or dtype not in ("bf16", "fp16"):
+        return kv
+    import torch
+
+    return torch.from_numpy(kv.view(np.int16)).view({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+
+
+def values_of_files(directory, folder):
+    """Of every file, in the order of their names."""
+    from prolepsis.coding import SessionReader
+    from prolepsis.coding.cache_dtypes import arrays_of
+
+    for path in sorted((directory / folder).iterdir()):
+        predictor, dtype = path.stem.split("_", 1)
+        profile = bound_profile(directory, dtype) if predictor == "linear" else None
+        yield from arrays_of(SessionReader(path.read_bytes(), profile=profile).read_all())
+
+
+def hash_of(arrays):
+    """SHA-256 of finite numbers."""
     digest = hashlib.sha256()
-    for array in {"short": short, "whole": whole}[length](directory):
+    for array in arrays:
         assert np.isfinite(array).all()
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def result_hash(length, directory):
+    """That of the results of `short`, `whole` or `coding`, which may write into `directory`."""
+    return hash_of({"short": short, "whole": whole, "coding": coding}[length](directory))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,11 @@ def random_case(
     pairs = int(random.integers(0, dim // 2 + 1))
     angles = random.normal(size=(tokens, pairs))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    shifts = random.integers(-30, 30, (tokens if random.random() < 0.5 else 0, heads)).astype(np.int32)
-    guess = Guess(sizes.astype(np.float32), cos, sin, bool(random.random() < 0.5), scales, shifts, dim)
+    shifts = random.integers(-30, 30, (tokens if random.random() < 0.5 else 0) * heads).astype(np.int32)
+    half = bool(random.random() < 0.5)
+    guess = Guess(
+        sizes.astype(np.float32).reshape(-1), cos.reshape(-1), sin.reshape(-1), pairs, half, scales, shifts, dim
+    )
     largest = FORMATS[dtype].largest
     ordinals = np.rint(random.normal(size=(tokens, heads * dim)) * width).astype(np.int64)
     ordinals = np.clip(ordinals + random.integers(0, largest // 2), -largest - 1, largest)
@@ -48,7 +51,7 @@ def counted(case: Case) -> np.ndarray:
     counts = np.zeros((72, ALPHABET), np.int64)
     form = form_of(case.dtype)
     kv_streams.count_stream(
-        case.matrix, case.column, case.row, case.guess, form, kv_tokens.octave_starts(int(form[0])), counts
+        case.matrix.reshape(-1), case.column, case.row, case.guess, form, kv_tokens.octave_starts(int(form[0])), counts
     )
     return counts
 
@@ -57,7 +60,8 @@ def encoded(case: Case, frequencies: np.ndarray) -> np.ndarray:
     """The bytes of the stream."""
     form, room = form_of(case.dtype), kv_streams.encoding_room(len(case.matrix) * case.row)
     octaves, table = kv_tokens.octave_starts(int(form[0])), rans.encode_table(frequencies)
-    size = kv_streams.encode_stream(case.matrix, case.column, case.row, case.guess, form, octaves, table, *room)
+    matrix = case.matrix.reshape(-1)
+    size = kv_streams.encode_stream(matrix, case.column, case.row, case.guess, form, octaves, table, *room)
     return room[-1][:size].copy()
 
 
@@ -67,7 +71,7 @@ def decoded(case: Case, data: np.ndarray, frequencies: np.ndarray) -> tuple[np.n
     padded = np.concatenate([np.full(5, 0x5A, np.uint8), data, np.full(rans.READ_AHEAD, 0xA5, np.uint8)])
     bins, table = kv_tokens.token_bins(int(form[0])), rans.decode_table(frequencies)
     sound = kv_streams.decode_stream(
-        padded, 5, 5 + len(data), case.guess, form, bins, table, out, case.column, case.row
+        padded, 5, 5 + len(data), case.guess, form, bins, table, out.reshape(-1), case.column, case.row
     )
     return out, sound
 

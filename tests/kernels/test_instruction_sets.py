@@ -2,15 +2,18 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from instruction_set_probe import result_hash
+from instruction_set_probe import HOST, PROBE, hash_of, result_hash, values_of_files, write_files, write_profiles
 from numba.core.codegen import get_host_cpu_features
 
-PROBE = Path(__file__).with_name("instruction_set_probe.py")
+from prolepsis.coding.threads import limited_to
+
+SCRIPT = Path(__file__).with_name("instruction_set_probe.py")
 SOURCE = Path(__file__).parents[2] / "src"
 
 _SSE2 = "sse sse2 mmx cmov cx8 fxsr 64bit"
@@ -28,7 +31,8 @@ CPUS = {  # LLVM's name of a CPU, and the features to compile for
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86")
 
 
-def hash_on(cpu, length, directory):
+def hash_on(cpu, length, directory, **more):
+    """What the script prints, in an environment with `more`."""
     features = CPUS[cpu].split()
     host = {name[1:] for name in get_host_cpu_features().split(",") if name.startswith("+")}
     if missing := set(features) - host:
@@ -39,8 +43,9 @@ def hash_on(cpu, length, directory):
         "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in features),
         "PROLEPSIS_CACHE": str(directory),
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        **more,
     }
-    command = [sys.executable, str(PROBE), length, str(directory)]
+    command = [sys.executable, str(SCRIPT), length, str(directory)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -55,3 +60,36 @@ def test_products_and_attention(cpu, tmp_path):
 @pytest.mark.parametrize("cpu", CPUS)
 def test_a_whole_model(cpu, tmp_path):
     assert hash_on(cpu, "whole", tmp_path) == result_hash("whole", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def host_files(tmp_path_factory):
+    """A directory with session files of this CPU, written by one thread, and the profiles they need."""
+    directory = tmp_path_factory.mktemp("files")
+    write_profiles(directory)
+    with limited_to(1):
+        write_files(directory, HOST)
+    return directory
+
+
+def assert_same_files(cpu, host_files, directory, **more):
+    """Written here and read there, written there and read here: the same bytes and the same values."""
+    shutil.copytree(host_files, directory, dirs_exist_ok=True)
+    values = hash_of(values_of_files(directory, HOST))
+    assert hash_on(cpu, "coding", directory, **more) == values
+    here, there = ({path.name: path.read_bytes() for path in (directory / f).iterdir()} for f in (HOST, PROBE))
+    assert here.keys() == there.keys()
+    assert [name for name in here if here[name] != there[name]] == []
+    assert hash_of(values_of_files(directory, PROBE)) == values
+
+
+def test_session_files(host_files, tmp_path):
+    """A tensor of torch is only memory to the codec: what torch computes with does not matter either."""
+    assert_same_files("x86-64", host_files, tmp_path, PROLEPSIS_THREADS="2", ATEN_CPU_CAPABILITY="default")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("cpu", CPUS)
+def test_session_files_on_every_cpu(cpu, threads, host_files, tmp_path):
+    assert_same_files(cpu, host_files, tmp_path, PROLEPSIS_THREADS=threads)

@@ -65,9 +65,8 @@ def test_impossible_numbers_of_words_are_refused(words: int) -> None:
 
 def simple_case(dtype: DType, tokens: int, row: int, code: int, ordinals: np.ndarray) -> Case:
     """One scale for all, and predictions of +0."""
-    none = np.empty((tokens, 0), np.float32)
-    means, scales = np.zeros((1, row), np.float32), np.full(row, code, np.int32)
-    guess = kv_streams.Guess(means, none, none, False, scales, np.empty((0, 1), np.int32), row)
+    none, scales = np.empty(0, np.float32), np.full(row, code, np.int32)
+    guess = kv_streams.Guess(np.zeros(row, np.float32), none, none, 0, False, scales, np.empty(0, np.int32), row)
     return Case(dtype, ordinals.astype(np.uint16).reshape(tokens, row), guess, 0, row)
 
 

@@ -55,14 +55,21 @@ def calibrate_(
     for flag, value, least in (("--tokens", tokens, 256), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
+    if str(output) == "-":
+        raise InputError("-o: a profile is written to a file, not to standard output; give its name")
     contents = [read_text(path, "--text") for path in text]
     checks = {str(path): read_text(path, "--check") for path in check or []}
     require_writable(output)
     llm = load(model, kv_memory=kv_memory, kv_dtype="fp16" if dtype == "fp16" else "bf16", threads=threads)
     window = min(window, llm.max_context)
     texts = [llm.tokenizer.encode(content) for content in contents]
-    if sum(map(len, texts)) < _FEW_TOKENS:
-        note(f"{sum(map(len, texts))} tokens are few to calibrate on; a few thousand do better", "yellow")
+    checked = {name: llm.tokenizer.encode(content) for name, content in checks.items()}
+    for name, ids in checked.items():
+        if not ids:
+            raise InputError(f"--check: {name} has no text")
+    total = min(tokens, sum(map(len, texts)))
+    if total < _FEW_TOKENS:
+        note(f"{total} tokens are few to calibrate on; a few thousand do better", "yellow")
     start = time.perf_counter()
     with _sample(llm, texts, dtype, window, tokens, "reading the texts") as sample:
         with bar("fitting") as on_progress:
@@ -72,8 +79,8 @@ def calibrate_(
             file.write(data)
         seconds = time.perf_counter() - start
         rates = {} if sample.fitted.all() else {"held out of the fit": compare(calibrated, sample, held_out=True)}
-    for name, content in checks.items():
-        with _sample(llm, [llm.tokenizer.encode(content)], dtype, window, tokens, f"reading {name}") as sample:
+    for name, ids in checked.items():
+        with _sample(llm, [ids], dtype, window, tokens, f"reading {name}") as sample:
             rates[name] = compare(calibrated, sample)
     report = {
         "file": str(output),

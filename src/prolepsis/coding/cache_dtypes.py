@@ -113,6 +113,7 @@ def as_stored(kv: Any, dtype: str | None) -> tuple[KV, DType]:
     """
     if dtype is not None and dtype not in get_args(DType):
         raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(get_args(DType))}")
+    dtype = None if dtype is None else str(dtype)  # no subclass of it
     stored: KV
     stored, chosen = _quantised(kv) if isinstance(kv, QuantisedKV) else _patterns(kv, cast(DType | None, dtype))
     if dtype not in (None, chosen):

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from prolepsis.coding.cache_dtypes import KV, Geometry, QuantisedKV, to_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.chains import count_layer
-from prolepsis.coding.linear_matrices import TOKEN_LAYERS, LinearMatrices, Matrices, TokenMatrices, chain_order
+from prolepsis.coding.linear_matrices import (
+    LARGEST,
+    TOKEN_LAYERS,
+    LinearMatrices,
+    Matrices,
+    TokenMatrices,
+    chain_order,
+    to_tensors,
+)
 from prolepsis.coding.linear_profile import EmbeddingRows, LinearProfile, embedding_check
 from prolepsis.coding.predictors import Chain, Prediction, Segment
 from prolepsis.coding.predictors.linear import LinearPredictor
@@ -35,6 +43,7 @@ _ROWS = 2048  # of a product at a time
 _LARGEST_WEIGHT = 127.0
 _UPPER = np.float32(256)  # what an upper byte is worth in lower ones
 _TINY = 1e-30
+_WIDEST = 16384  # columns of a regression: 2 GiB for each of its few matrices
 
 
 class Embedding(NamedTuple):
@@ -91,8 +100,8 @@ def fit_linear(
         below = [features, *below[:1]]
         if on_progress is not None:
             on_progress(index + 1, geometry.layers)
-    matrices = _assemble(layers, token)
-    return _with_errors(matrices, sample, embedding)
+    matrices = _moderate(_assemble(layers, token))
+    return _moderate(_with_errors(matrices, sample, embedding))
 
 
 class _Layer(NamedTuple):
@@ -139,6 +148,8 @@ def _regress(terms: list[Floats], features: Floats, targets: Floats, ridge: floa
     """Weights [channels, columns of the terms + channels]: of each group on the terms and the groups before it."""
     inputs = [*terms, features]
     size = sum(t.shape[1] for t in inputs)
+    if size > _WIDEST:
+        raise InputError(f"linear would regress on {size} numbers, more than the {_WIDEST} that memory is good for")
     moments, products = np.zeros((size, size)), np.zeros((size, targets.shape[1]))
     for first in range(0, len(targets), _ROWS):
         part = np.concatenate([t[first : first + _ROWS] for t in inputs], axis=1)
@@ -163,6 +174,15 @@ def _inverse_factor(moments: NDArray[np.float64], ridge: float) -> NDArray[np.fl
             return np.linalg.inv(np.linalg.cholesky(moments + ridge * np.eye(len(moments))))
         except np.linalg.LinAlgError:
             ridge *= 10
+
+
+def _moderate(matrices: LinearMatrices) -> LinearMatrices:
+    """The same with all numbers as small as a profile wants them; KV that needs larger ones is predicted badly."""
+    for array in to_tensors(matrices).values():
+        if array.dtype == np.float32:
+            np.nan_to_num(array, copy=False)
+            np.clip(array, -LARGEST, LARGEST, out=array)
+    return matrices
 
 
 def _split(weights: Floats, widths: list[int]) -> tuple[list[Floats], Floats]:

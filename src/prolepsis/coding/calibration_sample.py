@@ -1,7 +1,10 @@
-"""The KV that a profile is calibrated on, in a temporary file: memory does not grow with it."""
+"""The KV that a profile is calibrated on, in a temporary file: memory holds a few layers of it at a time."""
 
+import os
 from collections.abc import Iterator
-from tempfile import TemporaryFile
+from math import prod
+from tempfile import TemporaryFile, gettempdir
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +20,37 @@ from prolepsis.kernels.kv_chain_rows import PAIRS
 _HELD_OUT = 6  # one of so many segments is left out of the fit, to see how well it does; or the last of fewer
 
 
+def _temporary_file(size: int) -> BinaryIO:
+    """A file of `size` bytes whose space is there: writing to a mapped one on a full disk would kill the process."""
+    file = TemporaryFile(prefix="prolepsis-calibration-")  # noqa: SIM115 - the caller closes it
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+        else:
+            file.truncate(size)
+    except OSError as error:
+        file.close()
+        raise InputError(
+            f"calibrating needs {size / 1e6:.0f} MB for a while in {gettempdir()}: {error.strerror}; use fewer tokens, "
+            "or set TMPDIR"
+        ) from error
+    return cast(BinaryIO, file)
+
+
 class CalibrationSample:
-    """Segments of KV with their tokens, up to `tokens` in all. Close it, or use it as a context."""
+    """Segments of KV with their tokens, up to `tokens` in all. Close it, or use it as a context.
+
+    Raises:
+        InputError: there is no room for the file.
+    """
 
     def __init__(self, geometry: Geometry, rope: RopeSpec | None, tokens: int) -> None:
         self.geometry, self.rope, self.capacity = geometry, rope, tokens
         self.segments: list[Segment] = []
         self.tokens = 0
-        self._file = TemporaryFile(prefix="prolepsis-calibration-")  # noqa: SIM115 - closed by `close`
         shape = (geometry.layers, 2, tokens, geometry.kv_heads, geometry.head_dim)
-        self._scalars = np.memmap(self._file, np.uint16, "w+", shape=shape)
+        self._file = _temporary_file(2 * prod(shape))
+        self._scalars = np.memmap(self._file, np.uint16, "r+", shape=shape)
         self._steps = np.zeros(shape[:4], np.uint16) if geometry.steps is not None else None
 
     def __enter__(self) -> "CalibrationSample":

@@ -14,7 +14,7 @@ from prolepsis.coding.linear_profile import AnyProfile, geometry_of
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import PREDICTORS, Profile, fingerprint
 from prolepsis.coding.segment_coder import SegmentCoder
-from prolepsis.errors import SegmentError
+from prolepsis.errors import InputError, SegmentError
 
 
 class CheckedDecoder:
@@ -42,7 +42,10 @@ class CheckedDecoder:
                 f"it has {', '.join(map(repr, PREDICTORS))}"
             )
         profile: AnyProfile = self._given_profile() if header.profile is None else self._own_profile(header.profile)
-        return SegmentCoder(header.geometry, profile, header.rope, group=header.heads_per_stream)
+        try:
+            return SegmentCoder(header.geometry, profile, header.rope, group=header.heads_per_stream)
+        except InputError as error:
+            raise SegmentError(f"{self.name} cannot be decoded: {error}") from error
 
     def _given_profile(self) -> AnyProfile:
         wanted, profile = self.header.profile_fingerprint, self._given
@@ -90,8 +93,14 @@ class CheckedDecoder:
             begin += length
         return data
 
-    def decode(self, number: int, entry: SegmentEntry, data: NDArray[np.uint8] | None) -> KV:
-        """The values of segment `number`. data: its payload, then READ_AHEAD bytes of anything.
+    def decode(
+        self,
+        number: int,
+        entry: SegmentEntry,
+        data: NDArray[np.uint8] | None,
+        out: NDArray[np.uint16] | None = None,
+    ) -> KV:
+        """The values of segment `number`. data: its payload, then READ_AHEAD bytes of anything. out: `SegmentCoder`'s.
 
         Raises:
             SegmentError: names the segment, and the stream where the fault lies in one; or the profile is missing.
@@ -109,7 +118,12 @@ class CheckedDecoder:
 
         ids = entry.ids if self.header.tokens == "ids" else None
         ends = np.cumsum(entry.index["length"], dtype=np.int64)
-        return coder.decode(Segment(entry.start, entry.count, ids), payload, ends, check)
+        try:
+            return coder.decode(Segment(entry.start, entry.count, ids), payload, ends, check, out)
+        except SegmentError:
+            raise
+        except InputError as error:  # token ids that the predictor does not know
+            raise SegmentError(f"{self.name}: segment {number}: {error}") from error
 
     def _fault(self, number: int, entry: SegmentEntry, stream: int, what: str) -> SegmentError:
         tokens = f"tokens {entry.start}-{entry.stop - 1}"

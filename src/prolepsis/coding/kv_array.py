@@ -1,6 +1,7 @@
 """KV as it is stored (`cache_dtypes.KV`), in pieces of tokens."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,21 @@ def copy(kv: KV) -> KV:
     return _each(kv, lambda array: np.ascontiguousarray(array.copy()))
 
 
+def codable(kv: KV) -> KV:
+    """`kv`, copied if kernels cannot take it: read-only, or a layer's K or V not in one piece."""
+    fitting = all(array.flags.writeable and array[0, 0].flags.c_contiguous for array in arrays_of(kv))
+    return kv if fitting else copy(kv)
+
+
 def put(out: KV, first: int, kv: KV) -> None:
     """Copy `kv` to the tokens of `out` from `first` on."""
     for target, source in zip(arrays_of(out), arrays_of(kv), strict=True):
         target[:, :, first : first + source.shape[2]] = source
+
+
+def as_scalars(kv: KV) -> NDArray[np.uint16] | None:
+    """`kv` itself where it is made of scalars, which values of 16 bits are."""
+    return cast(NDArray[np.uint16], kv) if isinstance(kv, np.ndarray) and kv.dtype == np.uint16 else None
 
 
 def require_fit(kv: KV, geometry: Geometry, tokens: int | None = None) -> None:

@@ -13,7 +13,7 @@ from prolepsis.kernels.kv_chain import GROUP
 from prolepsis.kernels.kv_chain_rows import PAIRS
 
 TOKEN_LAYERS = 3  # the lowest layers look at the token itself; above, the layers below say as much
-_LARGEST = 2.0**60  # magnitude of any number here: what is made of them stays finite
+LARGEST = 2.0**60  # magnitude of any number here: what is made of them stays finite
 _LARGEST_CODE = 2039
 
 
@@ -163,7 +163,7 @@ def from_tensors(tensors: dict[str, NDArray[Any]], geometry: Geometry, hidden: i
 def _check_array(name: str, array: NDArray[Any], like: NDArray[Any]) -> None:
     if (array.shape, array.dtype) != (like.shape, like.dtype):
         raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {like.dtype} {like.shape}")
-    if array.dtype == np.float32 and not (np.abs(array) <= _LARGEST).all():
+    if array.dtype == np.float32 and not (np.abs(array) <= LARGEST).all():
         raise ValueError(f"{name} holds numbers that are not moderate")
     if array.dtype == np.uint16 and array.size and array.max() > _LARGEST_CODE:
         raise ValueError(f"{name} holds a scale that is not finite")

@@ -20,7 +20,7 @@ from prolepsis.errors import InputError
 
 _KEY = "prolepsis"
 _STATIC = "static"  # name of the tensor that holds the bytes of a static profile
-_MAX_HEADER = 1 << 24
+_MAX_HEADER = 1 << 20
 
 _Size = Annotated[int, Meta(ge=1, le=4096)]
 _Text = Annotated[str, Meta(max_length=1024)]

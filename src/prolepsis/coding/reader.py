@@ -141,11 +141,16 @@ class SessionReader:
         entry = self.segments[segment]
         if out is not None:
             kv_array.require_fit(out, self.header.geometry, entry.count)
-        values = self._decoder.decode(segment, entry, self._source.payload_at(entry.offset, entry.payload_bytes))
+        values = self._decoded(segment)
         if out is None:
             return values
         kv_array.put(out, 0, values)
         return out
+
+    def _decoded(self, segment: int, out: NDArray[np.uint16] | None = None) -> KV:
+        entry = self.segments[segment]
+        payload = self._source.payload_at(entry.offset, entry.payload_bytes)
+        return self._decoder.decode(segment, entry, payload, out)
 
     def decoded(self, start: int | None = None, stop: int | None = None) -> Iterator[tuple[SegmentEntry, KV]]:
         """The segments that hold positions from `start` up to `stop` (all by default), each with its values, in order.
@@ -154,9 +159,7 @@ class SessionReader:
         `read` does, when the turn of the segment has come.
         """
         first, last = self._range(start, stop)
-        wanted = [i for i, segment in enumerate(self.segments) if max(first, segment.start) < min(last, segment.stop)]
-        if wanted:
-            _ = self.coder  # before threads ask for it
+        wanted = self._wanted(first, last)
         values = in_order(len(wanted), segments_at_once(self.header), lambda i: self.read(wanted[i]))
         return zip((self.segments[i] for i in wanted), values, strict=True)
 
@@ -167,10 +170,27 @@ class SessionReader:
         """
         first, last = self._range(start, stop)
         out = kv_array.empty(self.header.geometry, last - first)
-        for segment, values in self.decoded(first, last):
+        wanted = self._wanted(first, last)
+
+        def fill(n: int) -> None:
+            segment = self.segments[wanted[n]]
             begin, end = max(first, segment.start), min(last, segment.stop)
-            kv_array.put(out, begin - first, kv_array.part(values, begin - segment.start, end - segment.start))
+            target = kv_array.part(out, begin - first, end - first)
+            place = kv_array.as_scalars(target) if end - begin == segment.count else None
+            values = self._decoded(wanted[n], place)
+            if place is None:
+                kv_array.put(target, 0, kv_array.part(values, begin - segment.start, end - segment.start))
+
+        for _ in in_order(len(wanted), segments_at_once(self.header), fill):
+            pass
         return out
+
+    def _wanted(self, first: int, last: int) -> list[int]:
+        """Numbers of the segments that hold positions from `first` up to `last`."""
+        wanted = [i for i, segment in enumerate(self.segments) if max(first, segment.start) < min(last, segment.stop)]
+        if wanted:
+            _ = self.coder  # before threads ask for it
+        return wanted
 
     def _range(self, start: int | None, stop: int | None) -> tuple[int, int]:
         first = self.start if start is None else min(max(start, self.start), self.stop)

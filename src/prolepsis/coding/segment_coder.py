@@ -98,26 +98,40 @@ class SegmentCoder:
         values = streams.values_of(part, self.group)
         return [CodedStream(c, xxhash.xxh3_64_intdigest(v.data)) for c, v in zip(coded, values, strict=True)]
 
-    def decode(self, segment: Segment, data: NDArray[np.uint8], ends: NDArray[np.int64], check: Check) -> KV:
+    def decode(
+        self,
+        segment: Segment,
+        data: NDArray[np.uint8],
+        ends: NDArray[np.int64],
+        check: Check,
+        out: Scalars | None = None,
+    ) -> KV:
         """The inverse of `encode`.
 
         data: the streams one after the other, then READ_AHEAD bytes of anything. ends: where each stream ends.
         check(stream, scalars, sound) is told of each stream before anything is made of its scalars, and raises where
-        they are not what they should be.
+        they are not what they should be. out: where to put values of 16 bits, and what is returned; its layers may lie
+        apart. What it holds means nothing where `check` has raised.
         """
         bounds = np.stack([np.concatenate([[0], ends[:-1]]), ends, np.arange(len(ends))], axis=1)
         bounds = bounds.reshape(2 * self._geometry.layers, -1, 3)
         steps = None
         if self._steps is not None:
             steps, bounds = self._steps._decode(segment, data, bounds[:, :1], None, check)[..., 0], bounds[:, 1:]
-        return from_scalars(self._decode(segment, data, bounds, steps, check), steps, self._geometry.dtype)
+        return from_scalars(self._decode(segment, data, bounds, steps, check, out), steps, self._geometry.dtype)
 
     def _decode(
-        self, segment: Segment, data: NDArray[np.uint8], bounds: NDArray[np.int64], steps: Scalars | None, check: Check
+        self,
+        segment: Segment,
+        data: NDArray[np.uint8],
+        bounds: NDArray[np.int64],
+        steps: Scalars | None,
+        check: Check,
+        out: Scalars | None = None,
     ) -> Scalars:
         """bounds: (begin, end, number) of each stream, [layers * 2, streams, 3]."""
-        geometry = self._geometry
-        scalars = np.empty((geometry.layers, 2, segment.count, geometry.kv_heads, geometry.head_dim), np.uint16)
+        _, depth, heads, dim = self._geometry
+        scalars = np.empty((depth, 2, segment.count, heads, dim), np.uint16) if out is None else out
         for layers, prediction in self._predictions(segment, steps):
             part = bounds[2 * layers.start : 2 * layers.stop].reshape(-1, 3)
             self._decode_layers(data, part, prediction, check, scalars[layers.start : layers.stop])

@@ -26,7 +26,7 @@ def heads_per_stream(kv_heads: int, head_dim: int) -> int:
 
 
 class _Place(NamedTuple):
-    """Where a stream's values are: in which matrix [tokens, kv_heads * head_dim], from which column on, how many."""
+    """Where a stream's values are: in which matrix, from which column on, and how many columns."""
 
     matrix: int
     column: int
@@ -42,7 +42,7 @@ def encode_layers(
     values: NDArray[np.uint16], prediction: Prediction, tables: TokenTables, group: int
 ) -> list[NDArray[np.uint8]]:
     """Bytes of each stream. values: uint16 [layers, 2, tokens, kv_heads, head_dim]."""
-    matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
+    matrices, guesses = _matrices(values), _guesses(prediction)
     places = _places(values, group)
     out: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(places)
     rooms: list[tuple[NDArray, NDArray, NDArray]] = []  # that no thread is using
@@ -67,7 +67,7 @@ def count_layers(
     values: NDArray[np.uint16], prediction: Prediction, tables: TokenTables, group: int
 ) -> NDArray[np.int64]:
     """How often each token occurs in each context: int64 [contexts, 128]."""
-    matrices, guesses = _matrices(values), _guesses(prediction, values.shape[2])
+    matrices, guesses = _matrices(values), _guesses(prediction)
     places = _places(values, group)
     counts = np.zeros((len(places), *tables.frequencies.shape), np.int64)
 
@@ -97,7 +97,7 @@ def decode_layers(
         raise ValueError("streams without room to read ahead")
     if not out[0, 0].flags.c_contiguous:
         raise ValueError("values that are not contiguous cannot be decoded in place")
-    matrices, guesses = _matrices(out), _guesses(prediction, out.shape[2])
+    matrices, guesses = _matrices(out), _guesses(prediction)
     places = _places(out, group)
     sound = np.zeros(len(places), np.bool_)
     table = tables.decode
@@ -114,32 +114,29 @@ def decode_layers(
 
 def values_of(layers: NDArray[np.uint16], group: int) -> Iterator[NDArray[np.uint16]]:
     """The values of each stream, contiguous: uint16 [tokens, group * head_dim]. layers: as `out` of `decode_layers`."""
-    matrices = _matrices(layers)
+    matrices, tokens = _matrices(layers), layers.shape[2]
     for m, column, row in _places(layers, group):
-        yield np.ascontiguousarray(matrices[m][:, column : column + row])
+        yield np.ascontiguousarray(matrices[m].reshape(tokens, -1)[:, column : column + row])
 
 
 def _matrices(values: NDArray[np.uint16]) -> list[NDArray[np.uint16]]:
-    """Each layer's K and V as [tokens, kv_heads * head_dim], not copied."""
-    tokens = values.shape[2]
-    return [matrix.reshape(tokens, -1) for layer in values for matrix in layer]
+    """Each layer's K and V, uint16 [tokens * kv_heads * head_dim], not copied."""
+    return [matrix.reshape(-1) for layer in values for matrix in layer]
 
 
-def _guesses(prediction: Prediction, tokens: int) -> list[Guess]:
+def _guesses(prediction: Prediction) -> list[Guess]:
     """What the kernels must know to predict each layer's K and V."""
     means, scales, shifts, turn = prediction
-    heads, dim = means.shape[3:]
-    width = heads * dim
-    flat = np.ascontiguousarray(means).reshape(-1, means.shape[2], width)
-    codes = np.ascontiguousarray(scales).reshape(-1, width)
-    if shifts is None:
-        moved = np.empty((len(flat), 0, heads), np.int32)
-    else:
-        moved = np.ascontiguousarray(shifts).reshape(-1, tokens, heads)
-    still = np.empty((tokens, 0), np.float32)
-
-    def guess(m: int) -> Guess:
-        cos, sin = (turn.cos, turn.sin) if turn is not None and m % 2 == 0 else (still, still)
-        return Guess(flat[m], cos, sin, turn is not None and turn.half, codes[m], moved[m], dim)
-
-    return [guess(m) for m in range(len(flat))]
+    count, dim = 2 * len(means), means.shape[-1]
+    flat = np.ascontiguousarray(means).reshape(count, -1)
+    codes = np.ascontiguousarray(scales).reshape(count, -1)
+    moved = np.empty((count, 0), np.int32) if shifts is None else np.ascontiguousarray(shifts).reshape(count, -1)
+    nothing = np.empty(0, np.float32)
+    still = Guess(flat[0], nothing, nothing, 0, False, codes[0], moved[0], dim)
+    turned = still
+    if turn is not None:
+        cos, sin = np.ascontiguousarray(turn.cos), np.ascontiguousarray(turn.sin)
+        turned = still._replace(cos=cos.reshape(-1), sin=sin.reshape(-1), pairs=cos.shape[1], half=turn.half)
+    return [
+        (still if m % 2 else turned)._replace(means=flat[m], scales=codes[m], shifts=moved[m]) for m in range(count)
+    ]

@@ -122,7 +122,7 @@ class SessionWriter:
         if (ids is None) != (kept.tokens == "none") or (ids is not None and len(ids) != count):
             given = "no" if ids is None else str(len(ids))
             raise InputError(f"{given} token ids for {count} tokens in a file that stores {kept.tokens!r}")
-        numbers = np.asarray([] if ids is None else ids, dtype=np.uint32)
+        numbers = _token_ids([] if ids is None else ids)
         first = self.position
         spans = list(grid_spans(first, count))
 
@@ -130,7 +130,7 @@ class SessionWriter:
             span = spans[i]
             begin, stop = span.start - first, span.start - first + span.count
             known = numbers[begin:stop] if kept.tokens == "ids" else None  # a reader will know no more
-            part = kv_array.copy(kv_array.part(kv, begin, stop))
+            part = kv_array.codable(kv_array.part(kv, begin, stop))
             return self._coder.encode(Segment(span.start, span.count, known), part)
 
         for span, coded in zip(spans, in_order(len(spans), segments_at_once(kept), encode), strict=True):
@@ -156,6 +156,8 @@ class SessionWriter:
         Raises:
             InputError: the metadata is larger.
         """
+        if not isinstance(metadata, bytes):
+            raise InputError(f"metadata are bytes, not {type(metadata).__name__}")
         if len(metadata) > container.MAX_METADATA:
             raise InputError(f"{len(metadata)} bytes of metadata, at most {container.MAX_METADATA} fit")
         if self._saves:
@@ -208,3 +210,16 @@ def _sync(file: BinaryIO) -> None:
     except OSError as error:  # io.UnsupportedOperation, for memory, has no number
         if error.errno not in (None, errno.EINVAL, errno.ENOTSUP):
             raise
+
+
+def _token_ids(ids: Sequence[int] | NDArray) -> NDArray[np.uint32]:
+    """Raises InputError for what is not a row of integers from 0 to 2**32 - 1."""
+    try:
+        numbers = np.asarray(ids)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"token ids cannot be stored: {error}") from error
+    if numbers.size == 0:
+        return np.empty(0, np.uint32)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= 1 << 32:
+        raise InputError("token ids must be a row of integers from 0 to 2**32 - 1")
+    return numbers.astype(np.uint32)

@@ -129,6 +129,8 @@ def read_profile(path: str | os.PathLike[str]) -> CalibratedProfile:
     """
     name = os.fspath(path)
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise InputError(f"{name} is not a regular file, as profiles are")
         with open(path, "rb") as file:
             data = file.read(MAX_PROFILE + 1)
     except OSError as error:

@@ -18,7 +18,7 @@ from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError, SegmentError
 from prolepsis.model.chat_template import Message, check_messages
 from prolepsis.model.decoder import NUMERICS
-from prolepsis.store import append_session, open_session, replace_file
+from prolepsis.store import BusyError, append_session, open_session, replace_file
 
 _SPARE_SEGMENTS = 8  # beyond twice what a file needs, before it is written whole again
 
@@ -71,7 +71,7 @@ def save_session(
     one of more than 8 segments and twice those it needs (short segments cost size); or, where the file's profile was
     measured, one of more than twice the tokens that there were to measure.
 
-    Raises InputError if it cannot be written.
+    Raises InputError if it cannot be written, and BusyError, one of them, while another process saves to it.
     """
     cached = sequence.num_cached
     if cached == 0:
@@ -118,6 +118,11 @@ def _append(
     with ExitStack() as stack:
         try:
             old, writer = stack.enter_context(append_session(path, profile=profile))
+        except BusyError:
+            raise
+        except InputError:
+            return None
+        try:
             _require_ours(old, llm)
             if not _begins_with(sequence, old) or _is_better_whole(old, cached, profile):
                 return None
@@ -127,7 +132,7 @@ def _append(
         metadata, first = _pack_metadata(sequence, messages), old.stop
         if first < cached:
             writer.add(llm.kv_cache.read(sequence.table, first, cached), sequence.tokens[first:cached])
-        if first < cached or metadata != old.metadata:
+        if first < cached or metadata != old.metadata or old.torn is not None:
             writer.finish(metadata)
         return SaveReport(cached, writer.header.predictor, writer.file_bytes, cached - first)
 

@@ -34,16 +34,17 @@ _load = simd.loader(simd.I32x16)
 
 
 class Guess(NamedTuple):
-    """What a predictor says of one layer's K or V over the tokens of a segment.
+    """What a predictor says of one layer's K or V over the tokens of a segment; all arrays of one dimension.
 
-    means: float32 [1 or tokens, width]; one row holds for all tokens. cos, sin: float32 [tokens, pairs], by which means
-    are turned (`kv_static.turn_head`); no pairs where they are not. scales: int32 [width], scale codes. shifts: int32
-    [tokens or 0, heads], what to add to them.
+    means: float32 [width, or tokens * width], of all tokens or of each. cos, sin: float32 [tokens * pairs], by which
+    means are turned (`kv_static.turn_head`); pairs: 0 where they are not. scales: int32 [width], scale codes. shifts:
+    int32 [tokens * heads, or 0], what to add to them.
     """
 
     means: NDArray[np.float32]
     cos: NDArray[np.float32]
     sin: NDArray[np.float32]
+    pairs: int
     half: bool
     scales: NDArray[np.int32]
     shifts: NDArray[np.int32]
@@ -92,16 +93,15 @@ def _chunk_rows(row):
 @njit(**JIT)
 def _fill_scales(guess, column, row, first, rows, chunk):
     """Scales of some rows: the same in each, or moved by the shifts of each token's heads."""
-    dim, shifted = guess.head_dim, guess.shifts.shape[0] > 0
+    dim, heads = guess.head_dim, guess.scales.size // guess.head_dim
     if first == 0:
         for c in range(row):
             chunk.unmoved[c] = scale_of(guess.scales[column + c], _i32(0))
     for r in range(rows):
-        if shifted:
-            for at in range(0, row, dim):
-                move_scales(
-                    chunk.unmoved, at, dim, guess.shifts[first + r, (column + at) // dim], chunk.scales, r * row + at
-                )
+        if guess.shifts.size > 0:
+            shifts = (first + r) * heads + column // dim
+            for h in range(row // dim):
+                move_scales(chunk.unmoved, h * dim, dim, guess.shifts[shifts + h], chunk.scales, r * row + h * dim)
         elif first == 0:
             simd.copy_bytes(chunk.scales, r * row, chunk.unmoved, 0, 2 * row)
 
@@ -109,19 +109,21 @@ def _fill_scales(guess, column, row, first, rows, chunk):
 @njit(**JIT)
 def _fill_predictions(guess, column, row, first, rows, predictions):
     """Predictions of some rows."""
-    dim, width, pairs = guess.head_dim, guess.means.shape[1], guess.cos.shape[1]
-    means, cos, sin = guess.means.reshape(-1), guess.cos.reshape(-1), guess.sin.reshape(-1)
+    dim, width, pairs = guess.head_dim, guess.scales.size, guess.pairs
     for r in range(rows):
         t = first + r
-        start = column + (t * width if guess.means.shape[0] > 1 else 0)
+        start = column + (t * width if guess.means.size > width else 0)
         for at in range(0, row, dim):
-            turn_head(means, start + at, dim, cos, sin, t * pairs, pairs, guess.half, predictions, r * row + at)
+            turn_head(
+                guess.means, start + at, dim, guess.cos, guess.sin, t * pairs, pairs, guess.half,
+                predictions, r * row + at,
+            )  # fmt: skip
 
 
 @njit(**JIT)
 def _classify_rows(guess, column, row, first, rows, form, chunk):
     """Contexts and centres of some rows."""
-    shifted, same = guess.shifts.shape[0] > 0, guess.means.shape[0] == 1 and guess.cos.shape[1] == 0
+    shifted, same = guess.shifts.size > 0, guess.means.size == guess.scales.size and guess.pairs == 0
     if same and not shifted and first > 0:
         return
     _fill_scales(guess, column, row, first, rows, chunk)
@@ -131,19 +133,17 @@ def _classify_rows(guess, column, row, first, rows, form, chunk):
 
 
 @njit(**JIT)
-def _take(matrix, column, row, first, rows, out):
+def _take(matrix, width, column, row, first, rows, out):
     """Copy some rows of a stream out of its matrix."""
-    flat, width = matrix.reshape(-1), matrix.shape[1]
     for r in range(rows):
-        simd.copy_bytes(out, r * row, flat, (first + r) * width + column, 2 * row)
+        simd.copy_bytes(out, r * row, matrix, (first + r) * width + column, 2 * row)
 
 
 @njit(**JIT)
-def _put(values, column, row, first, rows, matrix):
+def _put(values, matrix, width, column, row, first, rows):
     """Copy some rows of a stream into its matrix."""
-    flat, width = matrix.reshape(-1), matrix.shape[1]
     for r in range(rows):
-        simd.copy_bytes(flat, (first + r) * width + column, values, r * row, 2 * row)
+        simd.copy_bytes(matrix, (first + r) * width + column, values, r * row, 2 * row)
 
 
 @njit(**JIT)
@@ -156,25 +156,25 @@ def _move(source, begin, count, target, to):
 @njit(**JIT)
 def count_stream(matrix, column, row, guess, form, octaves, counts):
     """Add the stream's tokens to counts: int64 [contexts, alphabet]. Other arguments as `encode_stream`."""
-    step = _chunk_rows(row)
-    chunk = _new_chunk(step, row)
-    for first in range(0, matrix.shape[0], step):
-        rows = min(step, matrix.shape[0] - first)
+    step, width = _chunk_rows(row), guess.scales.size
+    chunk, tokens = _new_chunk(step, row), matrix.size // width
+    for first in range(0, tokens, step):
+        rows = min(step, tokens - first)
         _classify_rows(guess, column, row, first, rows, form, chunk)
-        _take(matrix, column, row, first, rows, chunk.values)
+        _take(matrix, width, column, row, first, rows, chunk.values)
         count_tokens(chunk.values, chunk.contexts, chunk.centres, rows * row, octaves, form[0], counts)
 
 
 @njit(**JIT)
 def _write(matrix, column, row, guess, form, octaves, table, entries, bits):
     """Entries of all tokens for `rans.encode`, and the raw bits; returns how many bytes these are."""
-    step = _chunk_rows(row)
-    chunk = _new_chunk(step, row)
+    step, width = _chunk_rows(row), guess.scales.size
+    chunk, tokens = _new_chunk(step, row), matrix.size // width
     p, held, filled = _i64(0), _u64(0), _u64(0)
-    for first in range(0, matrix.shape[0], step):
-        rows = min(step, matrix.shape[0] - first)
+    for first in range(0, tokens, step):
+        rows = min(step, tokens - first)
         _classify_rows(guess, column, row, first, rows, form, chunk)
-        _take(matrix, column, row, first, rows, chunk.values)
+        _take(matrix, width, column, row, first, rows, chunk.values)
         p, held, filled = write(
             chunk.values, chunk.contexts, chunk.centres, rows * row, octaves, form[0],
             table, entries[first * row :], bits, p, held, filled,
@@ -239,27 +239,21 @@ def used_up(states, lanes, p, bits, position, end):
 def encode_stream(matrix, column, row, guess, form, octaves, table, entries, bits, out):
     """Code one stream into `out`; returns the bytes used.
 
-    matrix: uint16 [tokens, width], of which columns column ... column + row - 1 are the stream's. form:
+    matrix: uint16 [tokens * width], of which columns column ... column + row - 1 are the stream's. form:
     `kv_contexts.form_of`. octaves: `kv_tokens.octave_starts`. table: `rans.encode_table`. entries, bits, out:
     `encoding_room`.
     """
-    n = matrix.shape[0] * row
+    width = guess.scales.size
+    tokens = matrix.size // width
+    n = tokens * row
     raw_bytes = _write(matrix, column, row, guess, form, octaves, table, entries, bits)
     size = pack(entries, n, bits, raw_bytes, _i64(MAX_LANES if n >= SMALL_STREAM else FEW_LANES), out)
     if size > 0:
         return size
     simd.store_u32(out, 0, _u32(RAW))
-    flat, width = matrix.reshape(-1), matrix.shape[1]
-    for t in range(matrix.shape[0]):
-        simd.copy_bytes(out, 4 + 2 * t * row, flat, t * width + column, 2 * row)
+    for t in range(tokens):
+        simd.copy_bytes(out, 4 + 2 * t * row, matrix, t * width + column, 2 * row)
     return 4 + 2 * n
-
-
-@njit(**JIT)
-def _read_raw(data, begin, matrix, column, row):
-    flat, width = matrix.reshape(-1), matrix.shape[1]
-    for t in range(matrix.shape[0]):
-        simd.copy_bytes(flat, t * width + column, data, begin + 2 * t * row, 2 * row)
 
 
 @njit(**JIT)
@@ -270,24 +264,25 @@ def decode_stream(data, begin, end, guess, form, bins, table, matrix, column, ro
     `rans.decode_table`. Whatever the bytes, nothing outside the arrays is read or written. Other arguments as
     `encode_stream`.
     """
+    width = guess.scales.size
+    tokens = matrix.size // width
     states = np.empty(MAX_LANES, _u32)
-    lanes, p, bits = unpack(data, begin, end, matrix.shape[0] * row, states)
+    lanes, p, bits = unpack(data, begin, end, tokens * row, states)
+    if lanes == 0:
+        for t in range(tokens):
+            simd.copy_bytes(matrix, t * width + column, data, p + 2 * t * row, 2 * row)
     if lanes <= 0:
-        if lanes == 0:
-            _read_raw(data, p, matrix, column, row)
         return lanes == 0
-    position, last = _i64(0), 8 * (end - bits)
-    step = _chunk_rows(row)
+    position, last, step = _i64(0), 8 * (end - bits), _chunk_rows(row)
     chunk = _new_chunk(step, row)
-    for first in range(0, matrix.shape[0], step):
-        rows = min(step, matrix.shape[0] - first)
-        count = rows * row
+    for first in range(0, tokens, step):
+        rows = min(step, tokens - first)
         _classify_rows(guess, column, row, first, rows, form, chunk)
         p, position = decode(
-            data, p, bits, position, last, states, lanes, chunk.contexts, chunk.centres, count, table, bins,
+            data, p, bits, position, last, states, lanes, chunk.contexts, chunk.centres, rows * row, table, bins,
             chunk.tokens, chunk.values,
         )  # fmt: skip
         if p < 0:
             return False
-        _put(chunk.values, column, row, first, rows, matrix)
+        _put(chunk.values, matrix, width, column, row, first, rows)
     return used_up(states, lanes, p, bits, position, end)

@@ -221,11 +221,12 @@ def _append_all(bits, p, held, filled, raw, count):
 
 @njit(**JIT)
 def write_avx512(values, contexts, centres, n, octaves, mantissa_bits, table, entries, bits, p, held, filled):
-    """`write_scalar`, 32 scalars at a time."""
-    whole = n - n % 32
-    starts = _load16(octaves, 0)
+    """`write_scalar`, 32 scalars at a time; while the table is waited for, the next 32 are looked at."""
+    if n < 32:
+        return write_scalar(values, contexts, centres, n, octaves, mantissa_bits, table, entries, bits, p, held, filled)
+    whole, starts = n - n % 32, _load16(octaves, 0)
+    token, raw, count, ordinal, context = _tokens(values, contexts, centres, 0, starts, mantissa_bits)
     for i in range(0, whole, 32):
-        token, raw, count, ordinal, context = _tokens(values, contexts, centres, i, starts, mantissa_bits)
         row = simd.shift_left(context, 7)
         first, second, impossible = _entries(table, simd.bit_or(row, token))
         if simd.count(impossible) > 0:
@@ -234,12 +235,15 @@ def write_avx512(values, contexts, centres, n, octaves, mantissa_bits, table, en
         simd.store(entries, i, first)
         simd.store(entries, i + 16, second)
         escape = simd.equal(token, ESCAPE)
-        count = simd.select(escape, simd.broadcast(count, 16), count)
-        raw = simd.bit_and(simd.select(escape, ordinal, raw), avx512.look_up(_low_bits(), count))
-        p, held, filled = _append_all(bits, p, held, filled, raw, count)
-    rest = n - whole
+        length = simd.select(escape, simd.broadcast(count, 16), count)
+        left_open = simd.bit_and(simd.select(escape, ordinal, raw), avx512.look_up(_low_bits(), length))
+        after = min(i + 32, whole - 32)
+        token, raw, count, ordinal, context = _tokens(values, contexts, centres, after, starts, mantissa_bits)
+        p, held, filled = _append_all(bits, p, held, filled, left_open, length)
+    if whole == n:
+        return p, held, filled
     return write_scalar(
-        values[whole:], contexts[whole:], centres[whole:], rest, octaves, mantissa_bits, table,
+        values[whole:], contexts[whole:], centres[whole:], n - whole, octaves, mantissa_bits, table,
         entries[whole:], bits, p, held, filled,
     )  # fmt: skip
 

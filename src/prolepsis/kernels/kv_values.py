@@ -127,22 +127,29 @@ def decode_scalar(data, p, bits, position, end, states, lanes, contexts, centres
 
 @njit(**JIT)
 def decode_avx512(data, p, bits, position, end, states, lanes, contexts, centres, n, table, bins, tokens, values):
-    """`decode_scalar` for 32 lanes in two vectors: while the table is waited for, scalars are put together."""
-    if lanes != MAX_LANES:
+    """`decode_scalar` for 32 lanes in two vectors; while the table is waited for, the 32 scalars before are made."""
+    if lanes != MAX_LANES or n < MAX_LANES:
         return decode_scalar(
             data, p, bits, position, end, states, lanes, contexts, centres, n, table, bins, tokens, values
         )
     whole, held = n - n % 32, _vectors(bins)
     x, y = _load32(states, 0), _load32(states, 16)
+    token = _zeros()
     for i in range(0, whole, 32):
         if p > bits or position > end:
             return _i64(-1), position
         x, p, first = decode_step(x, contexts, i, table, data, p)
         y, p, second = decode_step(y, contexts, i + 16, table, data, p)
+        if i > 0:
+            position = _scalars(token, contexts, centres, i - 32, held, data, bits, position, values)
         token = simd.bit_and(_lower(_as_halves(first), _as_halves(second)), ESCAPE)
-        position = _scalars(token, contexts, centres, i, held, data, bits, position, values)
+    if position > end:
+        return _i64(-1), position
+    position = _scalars(token, contexts, centres, whole - 32, held, data, bits, position, values)
     simd.store(states, 0, x)
     simd.store(states, 16, y)
+    if whole == n:
+        return p, position
     return decode_scalar(
         data, p, bits, position, end, states, lanes, contexts[whole:], centres[whole:], n - whole, table, bins,
         tokens, values[whole:],

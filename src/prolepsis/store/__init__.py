@@ -1,5 +1,5 @@
 """Where coded segments live."""
 
-from prolepsis.store.session_file import append_session, open_session, replace_file, require_writable
+from prolepsis.store.session_file import BusyError, append_session, open_session, replace_file, require_writable
 
-__all__ = ["append_session", "open_session", "replace_file", "require_writable"]
+__all__ = ["BusyError", "append_session", "open_session", "replace_file", "require_writable"]

@@ -111,6 +111,7 @@ def append_session(
         writer = SessionWriter.append_to(reader)
         try:
             yield reader, writer
+            _require_in_place(file, path)
         except BaseException as error:
             with suppress(OSError):
                 writer.abandon()
@@ -119,15 +120,34 @@ def append_session(
             raise
 
 
+class BusyError(InputError):
+    """Another process is saving to the file."""
+
+
 def _lock(file: BinaryIO, path: str | os.PathLike[str]) -> None:
     """Keep other processes from appending until `file` is closed. Some file systems have no locks; then nobody has."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{os.fspath(path)} cannot be saved: another process is saving to it") from error
+            raise _busy(path) from error
         except OSError:
-            return
+            pass
+    _require_in_place(file, path)
+
+
+def _require_in_place(file: BinaryIO, path: str | os.PathLike[str]) -> None:
+    """Whoever replaces a file takes no lock: what is written to the old one would be lost without a word."""
+    try:
+        same = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise _busy(path)
+
+
+def _busy(path: str | os.PathLike[str]) -> BusyError:
+    return BusyError(f"{os.fspath(path)} cannot be saved: another process is saving to it; save again")
 
 
 def _check_target(path: Path, target: Path) -> int | None:

@@ -158,6 +158,17 @@ def of_integer(size: float, s: int, largest: int, negative: int) -> tuple[int, i
     return context, centre - negative, False, negative
 
 
+def plain_values(data: bytes, n: int, dtype: str) -> list[int]:
+    """Values that follow as they are."""
+    if dtype in ("bf16", "fp16"):
+        return list(struct.unpack(f"<{n}H", data))
+    if dtype == "int4":
+        data = bytes(nibble for byte in data for nibble in (byte & 15, byte >> 4))
+    sign = 0x8 if dtype == "int4" else 0x80
+    assert len(data) == n
+    return [(value & sign - 1) | (0x8000 if value & sign else 0) for value in data]
+
+
 class Stream:
     """A stream of n values, which are read some at a time."""
 
@@ -168,7 +179,7 @@ class Stream:
         self.far = [(n, 0) for n in range(16)] + [((4 + t) << (j + 2), j + 2) for j in range(12) for t in range(4)]
         self.slots: dict[int, list[tuple[int, int, int]]] = {}
         self.done, self.at_bit, self.lanes = 0, 0, 0
-        self.plain = list(struct.unpack(f"<{n}H", data[4:])) if words == 0xFFFFFFFF else None
+        self.plain = plain_values(data[4:], n, dtype) if words == 0xFFFFFFFF else None
         if self.plain is None:
             self.lanes, words = 4 if n < 8192 or words >> 31 else 32, words & 0x7FFFFFFF
             self.words, self.raw = struct.unpack_from(f"<{words}H", data, 4), data[4 + 2 * words :]

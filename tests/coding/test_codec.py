@@ -7,7 +7,7 @@ import subprocess
 import sys
 from math import e, log2, pi
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numba
 import numpy as np
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_samples import ROPE, realistic_kv, to_bits
+from spec_decoder import decode_file
 
 from prolepsis.coding import RopeSpec, decode, encode
-from prolepsis.coding.cache_dtypes import QuantisedKV, arrays_of
+from prolepsis.coding.cache_dtypes import FORMATS, DType, QuantisedKV, arrays_of, to_scalars
 from prolepsis.coding.peers import ratios
 from prolepsis.errors import InputError
 
@@ -187,3 +188,21 @@ def test_token_ids_that_are_none(ids: list[Any]) -> None:
 def test_metadata_are_bytes() -> None:
     with pytest.raises(InputError, match="metadata are bytes, not str"):
         encode(np.zeros((1, 2, 8, 1, 4), np.float16), metadata="text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+def test_what_cannot_be_coded_grows_by_little(dtype: DType) -> None:
+    """Noise is kept in as many bits as the cache has, whatever the steps say."""
+    random = np.random.default_rng(0)
+    shape, bits = (2, 2, 300, 2, 32), FORMATS[dtype].bits
+    if dtype in ("int8", "int4"):
+        steps = random.choice(np.array([0, 0x7C00, 0x3C00, 0x0001], np.uint16), shape[:4])
+        width = shape[4] * bits // 8
+        noise = random.integers(0, 256, (*shape[:4], width), np.uint8)
+        kv: Any = QuantisedKV(noise.view(np.int8) if dtype == "int8" else noise, steps)
+    else:
+        kv = random.integers(0, 1 << bits, shape).astype(np.uint16 if bits == 16 else np.uint8)
+    data = encode(kv, dtype=dtype)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays_of(decode(data)), arrays_of(kv), strict=True))
+    assert len(data) < 1.05 * sum(array.nbytes for array in arrays_of(kv)) + 3000
+    assert decode_file(data).scalars.tobytes() == to_scalars(kv, dtype).tobytes()

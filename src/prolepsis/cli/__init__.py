@@ -26,6 +26,8 @@ def main() -> None:
         code = 130
     except ProlepsisError as error:
         code = _fail(error, 2 if isinstance(error, InputError) else 1)
+    except MemoryError as error:
+        code = _fail(f"there is not enough memory for this: {error}".rstrip(": "), 1)
     except BrokenPipeError:
         code = 1
         _drop_output()

@@ -41,7 +41,7 @@ class ProfileHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rope: RopeSpec | None
     tokens: Annotated[int, Meta(ge=0, le=1 << 40)]
     vocabulary: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
-    hidden: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    hidden: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     embedding: _Text = ""
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from prolepsis.kernels import simd
 from prolepsis.kernels.kv_chain import GROUP, learn_group, predict_group
 from prolepsis.kernels.kv_contexts import SLACK, classify, scale_of
+from prolepsis.kernels.kv_raw import raw_size, read_raw, write_raw
 from prolepsis.kernels.kv_streams import RAW, pack, unpack, used_up
 from prolepsis.kernels.kv_tokens import count_tokens, write
 from prolepsis.kernels.kv_values import decode
@@ -135,12 +136,12 @@ def encode_chain_stream(plane, begin, end, tables, work, floats, form, octaves, 
         _end_group(g, tables, work, floats, room)
     simd.store_u64(bits, p, held)
     raw_bytes = p + _i64((filled + _u64(7)) >> _u64(3))
-    size = pack(entries, n, bits, raw_bytes, _lanes(tokens, end - begin), out)
+    size = pack(entries, n, bits, raw_bytes, _lanes(tokens, end - begin), form, out)
     if size > 0:
         return size
     simd.store_u32(out, 0, np.uint32(RAW))
-    simd.copy_bytes(out, 4, scalars, 0, 2 * n)
-    return 4 + 2 * n
+    write_raw(scalars, 0, n, form, out, 4, 0)
+    return 4 + raw_size(n, form)
 
 
 @njit(**JIT)
@@ -153,11 +154,11 @@ def decode_chain_stream(data, first, last, plane, begin, end, tables, work, floa
     tokens, room = len(plane), _new_room(len(plane))
     count, n = tokens * GROUP, tokens * GROUP * (end - begin)
     states = np.zeros(MAX_LANES, np.uint32)
-    lanes, p, raw = unpack(data, first, last, n, states)
+    lanes, p, raw = unpack(data, first, last, n, form, states)
     if lanes < 0 or count % max(1, lanes) != 0:
         return False
     if lanes == 0:
-        simd.copy_bytes(scalars, 0, data, p, 2 * n)
+        read_raw(data, p, 0, n, form, scalars, 0)
     position, bound = _i64(0), 8 * (last - raw)
     for g in range(begin, end):
         at = (g - begin) * count

@@ -40,7 +40,7 @@ _BEYOND = 137 << 23  # the bits of 1024, which no integer of a cache reaches
 _ONE_WIDTH = 127 << 1  # the scale 1 in half octaves
 _EVEN_OCTAVES = 2  # of scales, above the subnormals of an 8-bit float, in which it is coded as an even grid
 
-_i16, _i32 = np.int16, np.int32
+_i16, _i32, _i64 = np.int16, np.int32, np.int64
 
 _load16 = simd.loader(simd.I16x32)
 _as_halves = simd.converter(simd.I16x32, "bitcast")
@@ -70,6 +70,14 @@ def form_of(mantissa_bits: int, exponent_bias: int, limit: int) -> NDArray[np.in
         largest |= 6  # e4m3 has no infinity, but numbers up to its only NaN
     offset = 2 * mantissa_bits + _FAR_OFFSET
     return np.array([mantissa_bits, exponent_bias, largest, first_near, lowest, offset, 0], np.int32)
+
+
+@njit(**JIT)
+def bits_of(form):
+    """Bits of a value of the dtype: 16, 8, or 4 for integers up to 7."""
+    if form[_WHOLE]:
+        return _i64(4 if form[_LARGEST] < 8 else 8)
+    return _i64(16 if form[_MANTISSA] > 3 else 8)
 
 
 @njit(inline="always")

@@ -48,7 +48,8 @@ def turn_head(x, at, dim, cos, sin, angle, pairs, half, out, to):
         c, s = cos[angle + i], sin[angle + i]
         out[to + m] = x[at + m] * c - x[at + n] * s
         out[to + n] = x[at + m] * s + x[at + n] * c
-    simd.copy_bytes(out, to + 2 * pairs, x, at + 2 * pairs, 4 * (dim - 2 * pairs))
+    if dim > 2 * pairs:
+        simd.copy_bytes(out, to + 2 * pairs, x, at + 2 * pairs, 4 * (dim - 2 * pairs))
 
 
 @njit(**JIT)

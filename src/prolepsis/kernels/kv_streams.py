@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels import simd
 from prolepsis.kernels.kv_contexts import SLACK, classify, move_scales, scale_of
+from prolepsis.kernels.kv_raw import raw_size, read_raw, write_raw
 from prolepsis.kernels.kv_static import turn_head
 from prolepsis.kernels.kv_tokens import count_tokens, write
 from prolepsis.kernels.kv_values import decode
@@ -184,7 +185,7 @@ def _write(matrix, column, row, guess, form, octaves, table, entries, bits):
 
 
 @njit(**JIT)
-def pack(entries, n, bits, raw_bytes, lanes, out):
+def pack(entries, n, bits, raw_bytes, lanes, form, out):
     """Put a stream of n symbols together in `out`, with `lanes` or, where so many cost too much, with FEW_LANES.
 
     Returns the bytes used, or 0 where its values as they are would take no more. entries, bits, out: `encoding_room`,
@@ -196,7 +197,7 @@ def pack(entries, n, bits, raw_bytes, lanes, out):
         lanes = _i64(FEW_LANES)
         words = top - encode(entries, n, lanes, out, top)
     size = 4 + words + raw_bytes
-    if size >= 2 * n:
+    if size >= raw_size(n, form):
         return _i64(0)
     flag = _i64(_FEW) if lanes == FEW_LANES and n >= SMALL_STREAM else _i64(0)
     simd.store_u32(out, 0, _u32(flag | (words >> 1)))
@@ -206,7 +207,7 @@ def pack(entries, n, bits, raw_bytes, lanes, out):
 
 
 @njit(**JIT)
-def unpack(data, begin, end, n, states):
+def unpack(data, begin, end, n, form, states):
     """(lanes, byte behind the states, byte where the raw bits begin) of a stream of n symbols; fills `states`.
 
     No lanes: from the second place on, the values as they are. Lanes below 0: it is no stream. data: uint8 with
@@ -217,7 +218,7 @@ def unpack(data, begin, end, n, states):
         return nothing
     words = _i64(simd.load_u32(data, begin))
     if words == RAW:
-        return (_i64(0), begin + 4, end) if end - begin == 4 + 2 * n else nothing
+        return (_i64(0), begin + 4, end) if end - begin == 4 + raw_size(n, form) else nothing
     lanes = _i64(FEW_LANES if n < SMALL_STREAM or words & _FEW else MAX_LANES)
     words &= _FEW - 1
     bits = begin + 4 + 2 * words
@@ -247,13 +248,13 @@ def encode_stream(matrix, column, row, guess, form, octaves, table, entries, bit
     tokens = matrix.size // width
     n = tokens * row
     raw_bytes = _write(matrix, column, row, guess, form, octaves, table, entries, bits)
-    size = pack(entries, n, bits, raw_bytes, _i64(MAX_LANES if n >= SMALL_STREAM else FEW_LANES), out)
+    size = pack(entries, n, bits, raw_bytes, _i64(MAX_LANES if n >= SMALL_STREAM else FEW_LANES), form, out)
     if size > 0:
         return size
     simd.store_u32(out, 0, _u32(RAW))
     for t in range(tokens):
-        simd.copy_bytes(out, 4 + 2 * t * row, matrix, t * width + column, 2 * row)
-    return 4 + 2 * n
+        write_raw(matrix, t * width + column, row, form, out, 4, t * row)
+    return 4 + raw_size(n, form)
 
 
 @njit(**JIT)
@@ -267,10 +268,10 @@ def decode_stream(data, begin, end, guess, form, bins, table, matrix, column, ro
     width = guess.scales.size
     tokens = matrix.size // width
     states = np.empty(MAX_LANES, _u32)
-    lanes, p, bits = unpack(data, begin, end, tokens * row, states)
+    lanes, p, bits = unpack(data, begin, end, tokens * row, form, states)
     if lanes == 0:
         for t in range(tokens):
-            simd.copy_bytes(matrix, t * width + column, data, p + 2 * t * row, 2 * row)
+            read_raw(data, p, t * row, row, form, matrix, t * width + column)
     if lanes <= 0:
         return lanes == 0
     position, last, step = _i64(0), 8 * (end - bits), _chunk_rows(row)

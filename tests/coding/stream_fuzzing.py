@@ -103,7 +103,16 @@ def one_stream(r: random.Random, fence: Fence) -> bool:
     out = fence.hold(np.full_like(case.matrix, 0xABCD))
     guess = fence.hold_all(case.guess)
     whole = kv_streams.decode_stream(
-        fence.hold(data), begin, end, guess, known.form, known.bins, known.decode, out, case.column, case.row
+        fence.hold(data),
+        begin,
+        end,
+        guess,
+        known.form,
+        known.bins,
+        known.decode,
+        out.reshape(-1),
+        case.column,
+        case.row,
     )
     own = slice(case.column, case.column + case.row)
     if sound == data[begin:end].tobytes():

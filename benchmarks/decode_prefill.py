@@ -3,7 +3,7 @@
 python benchmarks/decode_prefill.py [--model MODEL] [--prompt-tokens 32,512,1500,4000] [--json]
 
 The same file, tokens and threads for all; each engine runs in a process of its own. llama.cpp takes part where
-llama-cpp-python is installed: `pip install '.[bench]'`. The columns `prefill` and `decode` are tokens a second.
+llama-cpp-python is installed: `pip install '.[engines]'`. The columns `prefill` and `decode` are tokens a second.
 """
 
 import sys

@@ -93,7 +93,7 @@ def test_the_other_coders(report: dict[str, Any]) -> None:
 def test_tables_and_a_picture(text: Path, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plot.png"
-    options = ["--text", text, "--runs", "1", "--threads", "1", "--dtype", "int8", "--dtype", "bf16"]
+    options = ["--text", text, "--runs", "1", "--threads", "1", "--kv-dtype", "int8", "--kv-dtype", "bf16"]
     outcome = call("kv", "bench", tiny, *options, "--plot", path)
     assert outcome.code == 0
     for part in ("bf16", "int8", *PREDICTORS, "zstd-3", "threads: 1", "linear was calibrated on the first three quart"):
@@ -135,7 +135,7 @@ def test_a_small_text(tiny: Path, tmp_path: Path) -> None:
 
 def test_without_linear_the_whole_text_is_measured(text: Path, tiny: Path, tiny_llm: LLM) -> None:
     tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
-    one = ["kv", "bench", tiny, "--text", text, "--predictor", "static", "--dtype", "fp16", "--threads", "1", *SMALL]
+    one = ["kv", "bench", tiny, "--text", text, "--predictor", "static", "--kv-dtype", "fp16", "--threads", "1", *SMALL]
     report = json_of(call(*one))
     assert (report["measured_tokens"], report["calibration_tokens"]) == (tokens, 0)
     assert report["calibrated_on"] == {}
@@ -146,7 +146,7 @@ def test_without_linear_the_whole_text_is_measured(text: Path, tiny: Path, tiny_
 def test_no_more_is_measured_than_the_context_holds(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("word and another " * 2000)
-    outcome = call("kv", "bench", tiny, "--text", path, "--predictor", "marginal", "--dtype", "int4", *SMALL)
+    outcome = call("kv", "bench", tiny, "--text", path, "--predictor", "marginal", "--kv-dtype", "int4", *SMALL)
     assert json_of(outcome)["measured_tokens"] == 2048
     assert "measuring 2048 of" in outcome.err
 
@@ -158,8 +158,10 @@ def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, t
     json_of(call("calibrate", tiny, "--text", other, "-o", profile, "--json"))
     tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
     options = ["kv", "bench", tiny, "--text", text, "--predictor", "linear", "--threads", "1", *SMALL]
-    with_profile = json_of(call(*options, "--dtype", "bf16", "--profile", profile))
-    both = json_of(call(*options, "--dtype", "bf16", "--dtype", "int8", "--profile", profile, "--calibration", other))
+    with_profile = json_of(call(*options, "--kv-dtype", "bf16", "--profile", profile))
+    both = json_of(
+        call(*options, "--kv-dtype", "bf16", "--kv-dtype", "int8", "--profile", profile, "--calibration", other)
+    )
     for report in (with_profile, both):
         assert report["measured_tokens"] == tokens
         row = report["rows"][0]
@@ -170,8 +172,12 @@ def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, t
     assert both["rows"][0]["ratio"] == with_profile["rows"][0]["ratio"]
 
     options += ["--profile", profile]
-    assert_refused(call(*options, "--dtype", "bf16", "--calibration", other), "--calibration", "nothing is to be calib")
-    assert_refused(call(*options, "--dtype", "int8"), "--profile", "for bf16, which is not to be measured with linear")
+    assert_refused(
+        call(*options, "--kv-dtype", "bf16", "--calibration", other), "--calibration", "nothing is to be calib"
+    )
+    assert_refused(
+        call(*options, "--kv-dtype", "int8"), "--profile", "for bf16, which is not to be measured with linear"
+    )
     assert_refused(call(*options, "--profile", profile), "--profile", f"is for bf16, {profile} is too")
     json_of(call("calibrate", tiny, "--text", other, "-o", profile, "--predictor", "static", "--json"))
     assert_refused(call(*options), "--profile", str(profile), "static/1, not for linear")
@@ -182,7 +188,7 @@ def test_heads_that_linear_cannot_take_are_left_out(text: Path, tiny: Path, monk
         raise InputError("heads of 20 channels")
 
     monkeypatch.setattr(importlib.import_module("prolepsis.cli.kv_bench"), "chain_order", refuse)
-    options = ["kv", "bench", tiny, "--text", text, "--dtype", "bf16", *SMALL]
+    options = ["kv", "bench", tiny, "--text", text, "--kv-dtype", "bf16", *SMALL]
     outcome = call(*options)
     report = json_of(outcome)
     assert {row["predictor"] for row in report["rows"]} == {"marginal", "static"}
@@ -194,7 +200,7 @@ def test_heads_that_linear_cannot_take_are_left_out(text: Path, tiny: Path, monk
 
 
 def test_more_threads_than_there_are(text: Path, tiny: Path) -> None:
-    options = ["--predictor", "marginal", "--dtype", "bf16", "--threads", "1", "--threads", "200"]
+    options = ["--predictor", "marginal", "--kv-dtype", "bf16", "--threads", "1", "--threads", "200"]
     outcome = call("kv", "bench", tiny, "--text", text, *options, *SMALL)
     assert {row["threads"] for row in json_of(outcome)["rows"]} == {1, default_threads()}
     assert "--threads 200: measured with" in outcome.err
@@ -211,14 +217,14 @@ def test_a_cache_that_comes_back_different_is_a_failure(
         return values
 
     monkeypatch.setattr(SessionReader, "read_all", wrong)
-    outcome = call("kv", "bench", tiny, "--text", text, "--dtype", "bf16", "--predictor", "static", *SMALL)
+    outcome = call("kv", "bench", tiny, "--text", text, "--kv-dtype", "bf16", "--predictor", "static", *SMALL)
     assert (outcome.code, outcome.out) == (1, "")
     assert "static restored a cache that differs" in outcome.err
 
 
 def test_a_coder_that_fails_is_told_and_left_out(text: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zlib.decompress", lambda _: b"nonsense")
-    options = ["--dtype", "fp8_e5m2", "--predictor", "marginal", "--runs", "1", "--json"]
+    options = ["--kv-dtype", "fp8_e5m2", "--predictor", "marginal", "--runs", "1", "--json"]
     outcome = call("kv", "bench", tiny, "--text", text, *options)
     coders = [other["coder"] for other in json_of(outcome)["others"]]
     assert "fp8_e5m2: zlib-1 failed: it does not give back what it was given" in outcome.err
@@ -229,7 +235,7 @@ def test_a_coder_that_fails_is_told_and_left_out(text: Path, tiny: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--dtype", "int3"], ["--dtype 'int3'", "bf16, fp16"]),
+        (["--kv-dtype", "int3"], ["--kv-dtype 'int3'", "bf16, fp16"]),
         (["--predictor", "twin"], ["--predictor 'twin'", "marginal, static, linear"]),
         (["--threads", "0"], ["--threads must be at least 1, not 0"]),
         (["--tokens", "1"], ["--tokens must be at least 2, not 1"]),

@@ -140,7 +140,11 @@ def test_sessions_that_do_not_fit(saved: Path, tiny: Path, tmp_path: Path) -> No
     load = ["kv", "load", saved, "--model"]
     assert_refused(call(*load, other), str(saved), "was saved with another model: file:")
     assert_refused(call("kv", "verify", saved, "--against", other), "was saved with another model: file:")
-    assert_refused(call(*load, tiny, "--kv-dtype", "fp16"), str(saved), "dtype is 'bf16' in the file, 'fp16' here")
+    assert_refused(
+        call(*load, tiny, "--kv-dtype", "fp16"),
+        str(saved),
+        "holds a bf16 cache and this one is fp16: use --kv-dtype bf16",
+    )
     assert_refused(call(*load, tiny, "--max-context", "100"), str(saved), "but the context holds 100")
     assert_refused(call("chat", tiny, "--session", saved), str(saved), "holds the KV cache of a text, not a chat")
     assert_refused(call("kv", "inspect", tmp_path / "no.pkv"), "no.pkv does not exist")

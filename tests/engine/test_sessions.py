@@ -343,7 +343,7 @@ def test_another_models_session_is_refused_by_name(tiny: Path, llm: LLM, sequenc
     other.write_bytes(data)
     with pytest.raises(SegmentError, match=r"s\.pkv was saved with another model: file: '\w+' in the file, '\w+' here"):
         load_session(path, LLM(other))
-    with pytest.raises(SegmentError, match="dtype is 'bf16' in the file, 'fp16' here"):
+    with pytest.raises(SegmentError, match="holds a bf16 cache and this one is fp16: use --kv-dtype bf16"):
         load_session(path, LLM(tiny, kv_dtype="fp16"))
     with pytest.raises(InputError, match="but the context holds 256; raise max_context"):
         load_session(path, LLM(tiny, max_context=256))

@@ -41,7 +41,7 @@ SessionArgument = Annotated[Path, typer.Argument(help="A session file.")]
 SessionOrPipe = Annotated[Path, typer.Argument(help="A session file; - is standard input.")]
 
 ProfileOption = Annotated[
-    Path | None, typer.Option(help="A profile file (`prolepsis calibrate`) of this model and cache dtype to code with.")
+    Path | None, typer.Option(help="A profile file (`prolepsis calibrate`) of this model and cache dtype.")
 ]
 
 _PIPE = Path("-")
@@ -52,7 +52,10 @@ def save(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="The session file to write; - is standard output. An earlier state is added to."
+            "--output",
+            "-o",
+            help="The session file to write; - is standard output. An earlier state of the same text is added to, "
+            "any other file replaced.",
         ),
     ],
     profile: ProfileOption = None,
@@ -71,6 +74,7 @@ def save(
         raise InputError("a session file is no text for a terminal; redirect standard output, or give --output a name")
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
     coded_with = profile_of(profile, llm)
+    existed = output != _PIPE and output.exists()
     sequence = llm.runner.new_sequence(llm.encode(content))
     start = time.perf_counter()
     with bar("reading the text") as on_progress:
@@ -87,6 +91,7 @@ def save(
         "file": str(output),
         "tokens": saved.tokens,
         "appended_tokens": saved.appended,
+        "replaced": existed and saved.appended is None,
         "predictor": saved.predictor,
         "raw_bytes": raw,
         "coded_bytes": saved.file_bytes,
@@ -98,6 +103,7 @@ def save(
         print(json.dumps(report), file=sys.stderr if output == _PIPE else sys.stdout)
         return
     added = "" if saved.appended is None else f", {saved.appended} of them added"
+    added += " in place of the file that was there" if report["replaced"] else ""
     print(
         f"saved {saved.tokens} tokens to {output}{added}: {raw / 1e6:.2f} MB as {saved.file_bytes / 1e6:.2f} MB "
         f"(ratio {report['ratio']:.3f}) in {report['save_s']:.2f} s",
@@ -127,6 +133,8 @@ def load_(
     json_: JsonOption = False,
 ) -> None:
     """Restore a session and continue it."""
+    if session == _PIPE:
+        raise InputError("kv load needs a file: a session is read again when it goes on")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
     coded_with = profile_of(profile, llm)
@@ -209,7 +217,11 @@ def verify(
     """Decode a whole session and check every value against its checksum."""
     if session == _PIPE and against is not None:
         raise InputError("--against needs a file: standard input can be read only once")
-    coded_with = _profile_for_verifying(profile, against or model, threads)
+    coded_with = None
+    if session == _PIPE or not _has_own_profile(session):
+        coded_with = _profile_for_verifying(profile, against or model, threads)
+    elif profile is not None:
+        note(f"{session} brings its own profile; {profile} is not needed")
     report: dict[str, Any] = {"file": str(session)}
     if session == _PIPE:
         entries = [entry for entry, _ in SessionStream(sys.stdin.buffer, "standard input", profile=coded_with)]
@@ -232,6 +244,11 @@ def verify(
             print("computed again: every bit agrees")
     if report.get("equal_to_recomputed") is False:
         raise ProlepsisError(f"{session}: computing the tokens again gives other values")
+
+
+def _has_own_profile(session: Path) -> bool:
+    with open_session(session) as reader:
+        return reader.header.profile is not None
 
 
 def _sound(segments: list[SegmentEntry]) -> dict[str, Any]:

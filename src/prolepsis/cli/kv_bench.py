@@ -76,7 +76,7 @@ def bench(
     predictor: Annotated[
         list[str] | None, typer.Option(help="marginal, static or linear; may be repeated. Default: all.")
     ] = None,
-    dtype: Annotated[
+    kv_dtype: Annotated[
         list[str] | None,
         typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4; may be repeated. Default: all."),
     ] = None,
@@ -108,7 +108,7 @@ def bench(
     The text is coded as one session. Speeds are those of coding into memory and of decoding from there, in bytes that
     the cache stores. The other coders get the same bytes, on one thread; "sample": a slow one that saw 4 MiB of them.
     """
-    dtypes, predictors = _chosen(dtype, "--dtype", _DTYPES), _chosen(predictor, "--predictor", _PREDICTORS)
+    dtypes, predictors = _chosen(kv_dtype, "--kv-dtype", _DTYPES), _chosen(predictor, "--predictor", _PREDICTORS)
     for flag, value, least in (("--tokens", tokens, 2), ("--runs", runs, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
@@ -145,7 +145,7 @@ def _chosen(values: Sequence[str] | None, flag: str, choices: Sequence[T]) -> li
     """In the order of `choices`; all of them by default."""
     for value in values or []:
         if value not in choices:
-            raise InputError(f"{flag} {value!r} is not known; choose from {', '.join(map(str, choices))}")
+            raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
     return [choice for choice in choices if not values or choice in values]
 
 

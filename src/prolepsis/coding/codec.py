@@ -10,6 +10,7 @@ True
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from operator import index
 from typing import Any
 
 from prolepsis.coding.cache_dtypes import KV, as_stored
@@ -19,6 +20,7 @@ from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.writer import SessionWriter
+from prolepsis.errors import InputError
 
 
 def encode(
@@ -45,6 +47,11 @@ def encode(
         InputError: a shape, dtype or parameter that cannot be coded.
     """
     stored, name = as_stored(kv, dtype)
+    rope = None if rope is None else rope.checked()
+    try:
+        start = index(start)
+    except TypeError as error:
+        raise InputError(f"start must be a whole number, not {start!r}") from error
     file = BytesIO()
     tokens: TokenStorage = "none" if token_ids is None else "ids"
     writer = SessionWriter(
@@ -62,6 +69,11 @@ def decode(data: bytes | bytearray | memoryview, *, profile: AnyProfile | None =
     profile: the one it was coded with, where that is too large to be kept with the data (`LinearProfile`).
 
     Raises:
-        SegmentError: the data are truncated, damaged, foreign or of a newer version.
+        SegmentError: the data are truncated, damaged, foreign or of a newer version, or need another profile.
+        InputError: no bytes.
     """
+    try:
+        memoryview(data)
+    except TypeError as error:
+        raise InputError(f"coded KV is bytes, not {type(data).__name__}") from error
     return SessionReader(data, "the coded data", profile=profile).read_all()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -13,7 +13,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from prolepsis.coding import kv_array, tables
-from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV, quantise, to_float
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV, as_stored, quantise, to_float
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.predictors.static import MARGINAL, STATIC, StaticPredictor, StaticStatistics
 from prolepsis.coding.rope import RopeSpec
@@ -159,9 +159,20 @@ def grid_spans(start: int, count: int) -> Iterator[Segment]:
 
 
 def measure(
-    kv: KV, dtype: DType, rope: RopeSpec | None, start: int, predictor: Literal["static", "marginal"] = "static"
+    kv: Any,
+    dtype: str | None,
+    rope: RopeSpec | None = None,
+    start: int = 0,
+    predictor: Literal["static", "marginal"] = "static",
 ) -> Profile:
-    """The profile that codes `kv`, from position `start`, well. Looks at up to 16 segments, spread evenly."""
+    """The profile that codes `kv`, from position `start`, well. Looks at up to 16 segments, spread evenly.
+
+    kv: [layers, 2 (K, V), tokens, kv_heads, head_dim], in any form that `cache_dtypes.as_stored` takes.
+
+    Raises:
+        InputError: a shape or dtype that cannot be coded.
+    """
+    kv, dtype = as_stored(kv, dtype)
     tokens = kv_array.token_count(kv)
     spans = list(grid_spans(start, tokens))
     sample = spans[:: max(1, -(-len(spans) // _SAMPLED_SEGMENTS))]

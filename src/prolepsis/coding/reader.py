@@ -86,7 +86,7 @@ class SessionReader:
             return ""
         tokens = f"tokens {self.start}-{self.stop - 1}, up to byte {self.end}"
         where = "it lies behind the trailer of a whole save" if self.saves else "the segments before it are whole"
-        return f"; {where} ({tokens}): --recompute (in Python: salvage=True) goes on from there"
+        return f"; {where} ({tokens}): `kv load --recompute`, in Python SessionReader with salvage=True, goes on there"
 
     @property
     def ids(self) -> NDArray[np.uint32] | None:
@@ -123,7 +123,7 @@ class SessionReader:
         pairs = {} if model is None else {k: (stored.get(k), model.get(k)) for k in sorted({*stored, *model})}
         differing = [f"{k}: {_shown(a)} in the file, {_shown(b)} here" for k, (a, b) in pairs.items() if a != b]
         if differing:
-            raise SegmentError(f"{self.name} was saved with another model: {'; '.join(differing)}")
+            raise SegmentError(f"{self.name} was saved with another model: {'; '.join(differing)}; it needs that one")
         for field, here in fields.items():
             there = getattr(self.header, field)
             if there != here:

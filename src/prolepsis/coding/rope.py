@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from prolepsis.errors import InputError
 from prolepsis.kernels import rope_table as tables
 
 _Factor = Annotated[float, Meta(ge=1e-3, le=1e9)]
@@ -29,6 +30,13 @@ class RopeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.frequency_factors is not None and len(self.frequency_factors) != self.dim // 2:
             raise ValueError(f"{len(self.frequency_factors)} frequency factors for {self.dim // 2} turned pairs")
+
+    def checked(self) -> "RopeSpec":
+        """The same, once every field is known to be within its bounds. Raises InputError for one that is not."""
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), RopeSpec)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"RoPE cannot be used: {error}") from error
 
     def table(self, start: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(cos, sin) for positions start ... start + count - 1, each float32 [count, dim / 2]."""

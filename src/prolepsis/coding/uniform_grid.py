@@ -28,8 +28,7 @@ def on_grid(prediction: Prediction | Chain, steps: NDArray[np.uint16]) -> Predic
         np.clip(flat[s], -_FARTHEST, _FARTHEST, out=flat[s])
 
     for_each(len(units), divide)
-    shifts = unit_shifts if prediction.shifts is None else unit_shifts + prediction.shifts
-    return Prediction(means, prediction.scales, shifts)
+    return Prediction(means, prediction.scales, unit_shifts)
 
 
 def _chain_on_grid(chain: Chain, steps: NDArray[np.uint16]) -> Chain:

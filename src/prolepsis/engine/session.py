@@ -193,11 +193,13 @@ def _restore(reader: SessionReader, sequence: Sequence, llm: LLM, recompute: boo
 
 
 def _require_ours(reader: SessionReader, llm: LLM) -> None:
+    reader.require(model=identity(llm))
+    there, here = reader.header.dtype, llm.kv_cache.dtype
+    if there != here:
+        raise SegmentError(f"{reader.name} holds a {there} cache and this one is {here}: use --kv-dtype {there}")
     config = llm.config
     reader.require(
-        model=identity(llm),
         numerics=NUMERICS,
-        dtype=llm.kv_cache.dtype,
         layers=config.num_layers,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

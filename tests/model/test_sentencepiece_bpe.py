@@ -77,7 +77,7 @@ def test_merges_as_defined(tokenizer, text):
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_equals_llama_cpp(path, tokenizer, text):
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python (extra `bench`) is not installed")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python (extra `engines`) is not installed")
     reference = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     for special in (False, True):
         for sample in (text, f"<s>{text}</s> {text}"):

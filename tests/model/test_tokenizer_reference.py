@@ -79,7 +79,7 @@ def with_pre_tokenizer(file: GGUFFile, pre: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_equals_llama_cpp(smollm_file, tmp_path, pre, texts):
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python (extra `bench`) is not installed")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python (extra `engines`) is not installed")
     path = with_pre_tokenizer(smollm_file, pre, tmp_path / "vocabulary.gguf")
     reference = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     ours = Tokenizer.from_gguf(GGUFFile.open(path))

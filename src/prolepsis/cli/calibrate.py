@@ -16,6 +16,7 @@ from prolepsis.cli.console import (
     ModelArgument,
     ThreadsOption,
     bar,
+    choice,
     load,
     note,
     print_json,
@@ -51,7 +52,8 @@ def calibrate_(
     json_: JsonOption = False,
 ) -> None:
     """Fit a profile to the KV cache that a model makes of texts, and tell what that buys."""
-    kind, dtype = _choice(predictor, "--predictor", PredictorKind), _choice(kv_dtype, "--kv-dtype", DType)
+    kind: PredictorKind = choice(predictor, "--predictor", get_args(PredictorKind))
+    dtype: DType = choice(kv_dtype, "--kv-dtype", get_args(DType))
     for flag, value, least in (("--tokens", tokens, 256), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
@@ -104,12 +106,6 @@ def _sample(
     total = min(tokens, sum(map(len, texts)))
     with bar(what) as on_progress:
         return collect(llm, kv_of_texts(llm, texts, dtype, window, total, on_progress), dtype, total)
-
-
-def _choice(value: str, flag: str, choices: Any) -> Any:
-    if value not in get_args(choices):
-        raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(get_args(choices))}")
-    return value
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -33,6 +33,8 @@ MemoryOption = Annotated[
 DtypeOption = Annotated[str, typer.Option(help="Number format of the KV cache: bf16 or fp16.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+T = TypeVar("T")
 
 _LONGEST_TEXT = 64 << 20  # bytes; far more than any context holds
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -64,6 +66,14 @@ def load(
         with err.status(what):
             warm_up(llm)
     return llm
+
+
+def choice(value: object, flag: str, choices: Sequence[T]) -> T:
+    """`value`, where it is one of `choices`; else InputError names the flag and them."""
+    for each in choices:
+        if each == value:
+            return each
+    raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
 
 
 def note(text: str, style: str | None = None) -> None:

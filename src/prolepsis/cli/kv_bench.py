@@ -6,13 +6,25 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
 from prolepsis.bench import kv_plot
 from prolepsis.bench.kv_bench import Cache, Candidate, Row, count_turns, measure_peers, measure_rows, measured_on
-from prolepsis.cli.console import JsonOption, MemoryOption, ModelArgument, bar, err, load, note, print_json, read_text
+from prolepsis.cli.console import (
+    JsonOption,
+    MemoryOption,
+    ModelArgument,
+    T,
+    bar,
+    choice,
+    err,
+    load,
+    note,
+    print_json,
+    read_text,
+)
 from prolepsis.cli.kv_bench_tables import show_tables
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.linear_matrices import chain_order
@@ -33,8 +45,6 @@ _LARGEST = 1 << 30  # bytes of a cache that every other coder takes in one piece
 _PLOTS = (".png", ".svg", ".pdf")
 _DTYPES: tuple[DType, ...] = get_args(DType)
 _PREDICTORS: tuple[PredictorKind, ...] = get_args(PredictorKind)
-
-T = TypeVar("T")
 
 
 class _Wanted(NamedTuple):
@@ -143,10 +153,8 @@ def bench(
 
 def _chosen(values: Sequence[str] | None, flag: str, choices: Sequence[T]) -> list[T]:
     """In the order of `choices`; all of them by default."""
-    for value in values or []:
-        if value not in choices:
-            raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
-    return [choice for choice in choices if not values or choice in values]
+    known = {choice(value, flag, choices) for value in values or choices}
+    return [each for each in choices if each in known]
 
 
 def _thread_counts(asked: Sequence[int] | None) -> list[int]:

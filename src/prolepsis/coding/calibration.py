@@ -22,11 +22,11 @@ from prolepsis.coding.linear_matrices import (
     chain_order,
     to_tensors,
 )
-from prolepsis.coding.linear_profile import EmbeddingRows, LinearProfile, embedding_check
+from prolepsis.coding.linear_profile import LinearProfile, embedding_check
 from prolepsis.coding.predictors import Chain, Prediction, Segment
-from prolepsis.coding.predictors.linear import LinearPredictor
+from prolepsis.coding.predictors.linear import EmbeddingRows, LinearPredictor
 from prolepsis.coding.profile import measure_parts, scale_codes
-from prolepsis.coding.tables import TokenTables, universal
+from prolepsis.coding.tables import universal_tables
 from prolepsis.coding.uniform_grid import on_grid
 from prolepsis.errors import InputError
 from prolepsis.kernels.kv_chain import GROUP, LARGEST_FEATURE, LARGEST_TOKEN_FEATURE, token_features
@@ -253,7 +253,7 @@ def _with_errors(matrices: LinearMatrices, sample: CalibrationSample, embedding:
 def _squared_errors(predictor: LinearPredictor, segment: Segment, kv: KV, geometry: Geometry) -> NDArray[np.float64]:
     """Before RoPE, summed over the tokens: [layers, channels]."""
     scalars, work = to_scalars(kv, geometry.dtype), predictor.begin(segment)
-    tables, group = TokenTables(geometry.dtype, universal(geometry.dtype)), geometry.kv_heads
+    tables, group = universal_tables(geometry.dtype), geometry.kv_heads
     rows = []
     for layer in range(geometry.layers):
         chain: Prediction | Chain = work.predict(range(layer, layer + 1))

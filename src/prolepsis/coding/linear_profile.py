@@ -1,6 +1,5 @@
 """The profile of the `linear` predictor: its matrices, and what they belong to."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,14 +10,11 @@ from numpy.typing import NDArray
 from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.coding.linear_matrices import LinearMatrices, to_tensors
 from prolepsis.coding.predictors import Predictor
-from prolepsis.coding.predictors.linear import LinearPredictor
+from prolepsis.coding.predictors.linear import EmbeddingRows, LinearPredictor
 from prolepsis.coding.profile import Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables, universal_tables
 from prolepsis.errors import InputError
-
-EmbeddingRows = Callable[[NDArray[np.uint32]], NDArray[np.float32]]
-"""Rows of a token embedding: uint32 [tokens] to float32 [tokens, hidden]."""
 
 _CHECKED_ROWS = 64
 
@@ -87,7 +83,12 @@ class LinearProfile:
             raise InputError(f"the profile was calibrated for {self.rope}, but the KV has {rope}")
         if self.matrices.token is not None and self.embedding is None:
             raise InputError("the profile looks at tokens and needs the model's embedding (LinearProfile.bound_to)")
-        return LinearPredictor(self.geometry, rope, self.matrices, self._rows)
+        return self._predictor
+
+    @cached_property
+    def _predictor(self) -> LinearPredictor:
+        """Made once: packing the matrices takes longer than coding a short segment."""
+        return LinearPredictor(self.geometry, self.rope, self.matrices, self._rows)
 
     def _rows(self, ids: NDArray[np.uint32]) -> NDArray[np.float32]:
         assert self.embedding is not None

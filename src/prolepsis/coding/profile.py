@@ -19,6 +19,7 @@ from prolepsis.coding.predictors.static import MARGINAL, STATIC, StaticPredictor
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.tables import TokenTables
+from prolepsis.errors import InputError
 from prolepsis.kernels.kv_contexts import CONSTANT
 
 GRID = 256  # tokens of a segment, at absolute positions that are multiples of it
@@ -213,7 +214,9 @@ def measure_parts(
         return profile
     coder = SegmentCoder(geometry, profile, rope)
     counts = sum(coder.count(segment, kv) for segment, kv in islice(parts(), 0, None, 4))
-    return replace(profile, frequencies=tables.fit(np.asarray(counts), geometry.dtype))
+    if not isinstance(counts, np.ndarray):
+        raise InputError("there are no tokens to measure a profile on")
+    return replace(profile, frequencies=tables.fit(counts, geometry.dtype))
 
 
 def _feed(parts: Parts, takers: Sequence[Callable[[Segment, KV], None]]) -> None:

@@ -85,8 +85,6 @@ def calibrate(
     Raises:
         InputError: the predictor cannot take this model's heads, or the sample is empty.
     """
-    if sample.tokens == 0:
-        raise InputError("there are no tokens to calibrate on")
     profile: AnyProfile
     if predictor == "linear":
         embedding = Embedding(llm.runner.decoder.embedding_rows, llm.config.vocab_size, llm.config.norm_eps)

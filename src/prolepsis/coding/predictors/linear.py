@@ -19,6 +19,9 @@ from prolepsis.errors import InputError
 from prolepsis.kernels.int8_product import LANES, pack
 from prolepsis.kernels.kv_chain import ChainTables, ChainWork, add_products, token_features
 
+EmbeddingRows = Callable[[NDArray[np.uint32]], NDArray[np.float32]]
+"""Rows of a token embedding: uint32 [tokens] to float32 [tokens, hidden]."""
+
 
 class _Features(NamedTuple):
     """int8 [tokens, columns], and their sums, int32 [tokens]."""
@@ -49,7 +52,7 @@ class LinearPredictor:
         geometry: Geometry,
         rope: RopeSpec | None,
         matrices: LinearMatrices,
-        embedding: Callable[[NDArray[np.uint32]], NDArray[np.float32]] | None,
+        embedding: EmbeddingRows | None,
     ) -> None:
         self.rope, self.matrices, self._embedding = rope, matrices, embedding
         order = chain_order(geometry, rope)

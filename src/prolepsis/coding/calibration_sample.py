@@ -17,10 +17,12 @@ from prolepsis.errors import InputError
 from prolepsis.kernels.kv_chain import GROUP
 from prolepsis.kernels.kv_chain_rows import PAIRS
 
+Scalars = NDArray[np.uint16]
+
 _HELD_OUT = 6  # one of so many segments is left out of the fit, to see how well it does; or the last of fewer
 
 
-def _temporary_file(size: int) -> BinaryIO:
+def temporary_file(size: int) -> BinaryIO:
     """A file of `size` bytes whose space is there: writing to a mapped one on a full disk would kill the process."""
     file = TemporaryFile(prefix="prolepsis-calibration-")  # noqa: SIM115 - the caller closes it
     try:
@@ -49,7 +51,7 @@ class CalibrationSample:
         self.segments: list[Segment] = []
         self.tokens = 0
         shape = (geometry.layers, 2, tokens, geometry.kv_heads, geometry.head_dim)
-        self._file = _temporary_file(2 * prod(shape))
+        self._file = temporary_file(2 * prod(shape))
         self._scalars = np.memmap(self._file, np.uint16, "r+", shape=shape)
         self._steps = np.zeros(shape[:4], np.uint16) if geometry.steps is not None else None
 
@@ -89,6 +91,17 @@ class CalibrationSample:
                 steps = None if self._steps is None else self._steps[:, :, part]
                 yield segment, from_scalars(np.ascontiguousarray(self._scalars[:, :, part]), steps, self.geometry.dtype)
             begin += segment.count
+
+    def layer_parts(self, layer: int) -> Iterator[tuple[slice, Segment, Scalars, Scalars | None]]:
+        """Of each segment: its tokens among all, itself, and one layer's scalars, uint16 [2, tokens, kv_heads,
+        head_dim], and steps, [2, tokens, kv_heads], where there are any.
+        """
+        begin = 0
+        for segment in self.segments:
+            part = slice(begin, begin + segment.count)
+            steps = None if self._steps is None else self._steps[layer, :, part]
+            yield part, segment, np.ascontiguousarray(self._scalars[layer, :, part]), steps
+            begin = part.stop
 
     def _is_held_out(self, index: int) -> bool:
         last = len(self.segments) - 1

@@ -17,7 +17,8 @@ from prolepsis.coding.cache_dtypes import (
     from_scalars,
     to_scalars,
 )
-from prolepsis.coding.predictors import Chain, Prediction, Predictor, Segment
+from prolepsis.coding.past import OwnPast
+from prolepsis.coding.predictors import Chain, Past, Prediction, Predictor, Segment
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables
 from prolepsis.coding.uniform_grid import on_grid
@@ -54,9 +55,11 @@ class Statistics(Protocol):
 
 
 class SegmentCoder:
-    """Codes segments of one geometry under one profile. Segments do not depend on each other, nor threads that code.
+    """Codes segments of one geometry under one profile.
 
-    `predictor` is what it predicts with; `group` how many heads share a stream.
+    `predictor` is what it predicts with; `group` how many heads share a stream. Unless `sequential`, segments do not
+    depend on each other, and threads may code several at a time. Else each takes the `past` of its sequence, which
+    knows all tokens before the segment, and afterwards those of the segment.
     """
 
     def __init__(
@@ -78,11 +81,25 @@ class SegmentCoder:
         self.predictor = profile.predictor(rope)
         self.group = group or streams.heads_per_stream(geometry.kv_heads, geometry.head_dim)
 
-    def encode(self, segment: Segment, kv: KV) -> list[CodedStream]:
-        """The streams of `kv`, in the order of docs/format.md."""
+    @property
+    def sequential(self) -> bool:
+        """Whether the segments of a sequence must be coded in order, from position 0."""
+        return self.predictor.positions is not None
+
+    def new_past(self) -> OwnPast | None:
+        """What a new sequence begins with; None unless `sequential`."""
+        positions = self.predictor.positions
+        return None if positions is None else OwnPast(self._geometry, positions)
+
+    def encode(self, segment: Segment, kv: KV, past: Past | None = None) -> list[CodedStream]:
+        """The streams of `kv`, in the order of docs/format.md.
+
+        Raises:
+            InputError: token ids that the predictor does not know, or more positions than it can look at.
+        """
         scalars, steps = to_scalars(kv, self._geometry.dtype), _steps_of(kv)
         out: list[CodedStream] = []
-        for layers, prediction in self._predictions(segment, steps):
+        for layers, prediction in self._predictions(segment, scalars, steps, past):
             out += self._encode_layers(scalars[layers.start : layers.stop], prediction)
         if self._steps is None or steps is None:
             return out
@@ -105,6 +122,7 @@ class SegmentCoder:
         ends: NDArray[np.int64],
         check: Check,
         out: Scalars | None = None,
+        past: Past | None = None,
     ) -> KV:
         """The inverse of `encode`.
 
@@ -118,7 +136,8 @@ class SegmentCoder:
         steps = None
         if self._steps is not None:
             steps, bounds = self._steps._decode(segment, data, bounds[:, :1], None, check)[..., 0], bounds[:, 1:]
-        return from_scalars(self._decode(segment, data, bounds, steps, check, out), steps, self._geometry.dtype)
+        scalars = self._decode(segment, data, bounds, steps, check, out, past)
+        return from_scalars(scalars, steps, self._geometry.dtype)
 
     def _decode(
         self,
@@ -128,11 +147,12 @@ class SegmentCoder:
         steps: Scalars | None,
         check: Check,
         out: Scalars | None = None,
+        past: Past | None = None,
     ) -> Scalars:
         """bounds: (begin, end, number) of each stream, [layers * 2, streams, 3]."""
         _, depth, heads, dim = self._geometry
         scalars = np.empty((depth, 2, segment.count, heads, dim), np.uint16) if out is None else out
-        for layers, prediction in self._predictions(segment, steps):
+        for layers, prediction in self._predictions(segment, scalars, steps, past):
             part = bounds[2 * layers.start : 2 * layers.stop].reshape(-1, 3)
             self._decode_layers(data, part, prediction, check, scalars[layers.start : layers.stop])
         return scalars
@@ -156,34 +176,46 @@ class SegmentCoder:
         for number, (stream, whole) in zip(numbers.tolist(), decoded, strict=True):
             check(number, stream, whole and are_scalars(stream, self._geometry.dtype))
 
-    def count(self, segment: Segment, kv: KV) -> NDArray[np.int64]:
+    def count(self, segment: Segment, kv: KV, past: Past | None = None) -> NDArray[np.int64]:
         """How often each token occurs in each context: int64 [contexts, 128]. Steps do not count."""
-        scalars, steps = to_scalars(kv, self._geometry.dtype), _steps_of(kv)
         counts = np.zeros(self._tables.frequencies.shape, np.int64)
-        for layers, prediction in self._predictions(segment, steps):
-            part = scalars[layers.start : layers.stop]
-            if isinstance(prediction, Chain):
-                counts += chains.count_layer(part[0], prediction, self._geometry.dtype, self._tables, self.group).tokens
-            else:
-                counts += streams.count_layers(part, prediction, self._tables, self.group)
+        for part in self._counts(segment, kv, past):
+            counts += part.sum(axis=0)
         return counts
 
-    def ideal_bits(self, segment: Segment, kv: KV) -> float:
-        """The code length of `kv` under this coder's model, steps included, without what streams cost beyond it."""
-        steps, bits = _steps_of(kv), self._tables.code_length(self.count(segment, kv))
+    def ideal_bits(self, segment: Segment, kv: KV, past: Past | None = None) -> NDArray[np.float64]:
+        """The code length of each layer's K and V under this coder's model, float64 [layers, 2].
+
+        Steps are included, but not what streams cost beyond the model.
+        """
+        lengths = [self._tables.code_length(count) for part in self._counts(segment, kv, past) for count in part]
+        steps, bits = _steps_of(kv), np.array(lengths).reshape(-1, 2)
         if self._steps is None or steps is None:
             return bits
         return bits + self._steps.ideal_bits(segment, steps[..., None])
 
-    def _predictions(self, segment: Segment, steps: Scalars | None) -> Iterator[tuple[range, Prediction | Chain]]:
-        """Some layers, and their prediction. They must be coded before the next are asked for."""
-        work, at_once = self.predictor.begin(segment), self.predictor.layers_at_once
+    def _counts(self, segment: Segment, kv: KV, past: Past | None) -> Iterator[NDArray[np.int64]]:
+        """As `count`, of the K and V of some layers: int64 [layers * 2, contexts, 128]."""
+        scalars, steps = to_scalars(kv, self._geometry.dtype), _steps_of(kv)
+        for layers, prediction in self._predictions(segment, scalars, steps, past):
+            part = scalars[layers.start : layers.stop]
+            if isinstance(prediction, Chain):
+                yield chains.count_layer(part[0], prediction, self._geometry.dtype, self._tables, self.group).tokens
+            else:
+                yield streams.count_layers(part, prediction, self._tables, self.group)
+
+    def _predictions(
+        self, segment: Segment, scalars: Scalars, steps: Scalars | None, past: Past | None
+    ) -> Iterator[tuple[range, Prediction | Chain]]:
+        """Some layers, and their prediction. Before the next are asked for, their `scalars` must be there."""
+        work, at_once = self.predictor.begin(segment, past), self.predictor.layers_at_once
         if steps is not None:
             at_once = max(1, min(at_once, _CHANNELS_ON_GRID // (2 * self._geometry.kv_heads * self._geometry.head_dim)))
         for first in range(0, self._geometry.layers, at_once):
             layers = range(first, min(first + at_once, self._geometry.layers))
-            prediction = work.predict(layers)
-            yield layers, prediction if steps is None else on_grid(prediction, steps[layers.start : layers.stop])
+            part, prediction = slice(layers.start, layers.stop), work.predict(layers)
+            yield layers, prediction if steps is None else on_grid(prediction, steps[part])
+            work.learn(scalars[part], None if steps is None else steps[part])
 
 
 def _steps_of(kv: KV) -> Scalars | None:

@@ -28,7 +28,8 @@ def on_grid(prediction: Prediction | Chain, steps: NDArray[np.uint16]) -> Predic
         np.clip(flat[s], -_FARTHEST, _FARTHEST, out=flat[s])
 
     for_each(len(units), divide)
-    return Prediction(means, prediction.scales, unit_shifts)
+    shifts = unit_shifts if prediction.shifts is None else unit_shifts + prediction.shifts
+    return Prediction(means, prediction.scales, shifts)
 
 
 def _chain_on_grid(chain: Chain, steps: NDArray[np.uint16]) -> Chain:

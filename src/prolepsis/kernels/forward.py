@@ -12,10 +12,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels.paged_attention import Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.llvm import LANES
+from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import ROWS, Activations, Weights, count_tiles, multiply_tiles, quantise, unpack_row
 from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head, store_head
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
+from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 # Rows of `Plan.groups` for each layer: products that share an input.
 QKV, ATTENTION_OUT, GATE_UP, DOWN = range(4)
@@ -54,7 +56,7 @@ class Plan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for some rows (`model.decoder` sizes it), flat float32 but for the quantised activations."""
+    """Working memory for some rows, flat float32 but for the quantised activations."""
 
     activations: Activations
     stream: NDArray[np.float32]
@@ -64,6 +66,34 @@ class Scratch(NamedTuple):
     partial: NDArray[np.float32]
     partial_state: NDArray[np.float32]
     logits: NDArray[np.float32]
+
+
+def new_scratch(plan: Plan, kv_heads: int, head_dim: int, rows: int, positions: int, vocabulary: int) -> Scratch:
+    """Working memory for `rows` rows of sequences up to `positions` long; vocabulary: 0 where no logits are wanted."""
+    heads_width, kv_width = plan.heads * head_dim, kv_heads * head_dim
+    widest = max(plan.hidden, plan.intermediate, heads_width, 2 * kv_width)
+    joined = max(heads_width + 2 * kv_width, 2 * plan.intermediate)
+    # Results of attention over every part of the longest context, for as many single rows as are spread out at once.
+    shares = -(-positions // PART) * max(ENOUGH_PAIRS, kv_heads)
+    group_width = heads_width // kv_heads
+
+    def floats(width: int) -> NDArray[np.float32]:
+        return np.empty(rows * width, np.float32)
+
+    return Scratch(
+        activations=Activations(
+            x=floats(widest),
+            quants=np.empty(rows * widest * PLANES, np.int8),
+            records=np.empty(rows * widest // CELL * RECORD, np.int32),
+        ),
+        stream=floats(plan.hidden),
+        change=floats(plan.hidden),
+        projected=floats(joined),
+        query=floats(heads_width),
+        partial=np.empty(shares * group_width, np.float32),
+        partial_state=np.empty(2 * shares * group_width // head_dim, np.float32),
+        logits=floats(-(-vocabulary // LANES) * LANES),
+    )
 
 
 class Batch(NamedTuple):

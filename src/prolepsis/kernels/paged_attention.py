@@ -44,6 +44,21 @@ class Tiles(NamedTuple):
     tables: NDArray[np.int32]
 
 
+def add_tiles(tiles: Tiles, tile: int, sequence: int, row: int, position: int, count: int, group: int) -> int:
+    """Describe `count` rows from `row` on, of one sequence from `position` on, in `tiles` from number `tile` on.
+
+    group: query heads that share a KV head. Returns the number of the next tile.
+    """
+    step = max(1, TILE_QUERIES // group)
+    for first in range(0, count, step):
+        tiles.first_row[tile] = row + first
+        tiles.num_rows[tile] = min(step, count - first)
+        tiles.first_position[tile] = position + first
+        tiles.sequence[tile] = sequence
+        tile += 1
+    return tile
+
+
 @njit(inline="always")
 def _attend_part(pool, tables, sequence, layer, head, q, queries, group, position, start, stop, scores, out, state):
     """One part of the context: out[v] = sum of exp(score - max) * v and state[v] = (max, sum) for each query v.

@@ -32,6 +32,7 @@ from prolepsis.kernels.llvm import (
 from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whose negative is one too
+LARGEST_BYTE = 127.0
 DTYPE_BF16, DTYPE_FP16 = 0, 1
 DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16}
 
@@ -44,18 +45,33 @@ def _vectors(b, width):
     return cgutils.for_range_slice(b, I64(0), width, I64(LANES))
 
 
+def _mean_square(b, px, at, width):
+    total = cgutils.alloca_once(b, FLOATS)
+    b.store(splat(FLOATS, 0.0), total)
+    with _vectors(b, width) as (column, _):
+        value = load(b, FLOATS, px, scaled(b, b.add(at, column), 4))
+        b.store(fma(b, value, value, b.load(total)), total)
+    return b.fdiv(tree(b, b.fadd, b.load(total)), b.sitofp(width, F32))
+
+
+@intrinsic
+def root_mean_square(tyctx, x, at, width):
+    """sqrt(mean(x^2)) of a row, float32."""
+
+    def codegen(context, b, signature, args):
+        px = data(context, b, signature.args[0], args[0])
+        return call(b, "llvm.sqrt.f32", F32, [_mean_square(b, px, args[1], args[2])])
+
+    return _f(x, _i, _i), codegen
+
+
 @intrinsic
 def norm_row(tyctx, x, at, width, weight, weight_at, eps, out, out_at):
     """out = x / sqrt(mean(x^2) + eps) * weight (RMSNorm, Zhang and Sennrich 2019, arXiv:1910.07467, equation 4)."""
 
     def codegen(context, b, signature, args):
         px, pw, po = (data(context, b, signature.args[i], args[i]) for i in (0, 3, 6))
-        total = cgutils.alloca_once(b, FLOATS)
-        b.store(splat(FLOATS, 0.0), total)
-        with _vectors(b, args[2]) as (column, _):
-            value = load(b, FLOATS, px, scaled(b, b.add(args[1], column), 4))
-            b.store(fma(b, value, value, b.load(total)), total)
-        mean = b.fdiv(tree(b, b.fadd, b.load(total)), b.sitofp(args[2], F32))
+        mean = _mean_square(b, px, args[1], args[2])
         root = call(b, "llvm.sqrt.f32", F32, [b.fadd(mean, args[5])])
         factor = broadcast(b, FLOATS, b.fdiv(F32(1.0), root))
         with _vectors(b, args[2]) as (column, _):
@@ -97,15 +113,9 @@ def gate_row(tyctx, gate, at, up_at, width, out, out_at):
     return types.void(gate, _i, _i, _i, out, _i), codegen
 
 
-@intrinsic
-def quantise_row(tyctx, x, at, width, quants, records, cell):
-    """Quantise a row to 16 bits, one scale for each cell of 32: scale = max|x| / 32639, q = round(x / scale).
-
-    q = 256 high + low, both int8: a cell's 32 high bytes come first, then its 32 low ones. A cell with an infinity or a
-    NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
-    a cell whose largest value is 1e-30 or less gets zeros.
-    quants int8[:] and records int32[:] (see `tile.RECORD`) are written from cell index `cell` on.
-    """
+def _quantise(planes):
+    """Code of the functions that quantise a row to so many bytes."""
+    limit = F32(LARGEST_QUANT if planes == PLANES else LARGEST_BYTE)
 
     def codegen(context, b, signature, args):
         def larger(u, v):
@@ -118,17 +128,15 @@ def quantise_row(tyctx, x, at, width, quants, records, cell):
             # As integers, the bits of positive floats are in the same order, and a NaN is the largest.
             magnitudes = [b.bitcast(absolute(b, half), INTS) for half in halves]
             largest = b.bitcast(tree(b, larger, larger(*magnitudes)), F32)
-            scale = b.fdiv(largest, F32(LARGEST_QUANT))
-            inverse = b.select(b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(F32(LARGEST_QUANT), largest), F32(0.0))
+            scale = b.fdiv(largest, limit)
+            inverse = b.select(b.fcmp_ordered(">", largest, F32(1e-30)), b.fdiv(limit, largest), F32(0.0))
             index = b.add(args[5], loop.index)
             sums = []
             for h, half in enumerate(halves):
                 scaled_up = b.fmul(half, broadcast(b, FLOATS, inverse))
                 number = b.fcmp_ordered("ord", scaled_up, scaled_up)
                 q = b.fptosi(nearest(b, b.select(number, scaled_up, splat(FLOATS, 0.0))), INTS)
-                low = b.sub(b.and_(b.add(q, splat(INTS, 128)), splat(INTS, 255)), splat(INTS, 128))
-                high = b.ashr(b.sub(q, low), splat(INTS, 8))
-                for plane, byte in enumerate((high, low)):
+                for plane, byte in enumerate(_bytes(b, q, planes)):
                     at = b.add(scaled(b, index, PLANES * CELL), I64(CELL * plane + LANES * h))
                     store(b, b.trunc(byte, SMALL), pq, at)
                 sums.append(tree(b, b.add, q))
@@ -144,7 +152,33 @@ def quantise_row(tyctx, x, at, width, quants, records, cell):
                 store(b, word, pr, b.add(scaled(b, index, 4 * RECORD), I64(4 * i)))
         return context.get_dummy_value()
 
-    return types.void(x, _i, _i, quants, records, _i), codegen
+    return codegen
+
+
+def _bytes(b, q, planes):
+    """The signed bytes of int32 quants, high ones first."""
+    if planes == 1:
+        return [q]
+    low = b.sub(b.and_(b.add(q, splat(INTS, 128)), splat(INTS, 255)), splat(INTS, 128))
+    return [b.ashr(b.sub(q, low), splat(INTS, 8)), low]
+
+
+@intrinsic
+def quantise_row(tyctx, x, at, width, quants, records, cell):
+    """Quantise a row to 16 bits, one scale for each cell of 32: scale = max|x| / 32639, q = round(x / scale).
+
+    q = 256 high + low, both int8: a cell's 32 high bytes come first, then its 32 low ones. A cell with an infinity or a
+    NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
+    a cell whose largest value is 1e-30 or less gets zeros.
+    quants int8[:] and records int32[:] (see `tile.RECORD`) are written from cell index `cell` on.
+    """
+    return types.void(x, _i, _i, quants, records, _i), _quantise(PLANES)
+
+
+@intrinsic
+def quantise_row_to_bytes(tyctx, x, at, width, quants, records, cell):
+    """As `quantise_row`, to 8 bits: scale = max|x| / 127, and q takes the place of the high bytes."""
+    return types.void(x, _i, _i, quants, records, _i), _quantise(1)
 
 
 @intrinsic

@@ -41,6 +41,7 @@ PLANES = 2  # bytes of a quantised activation
 Q4_0, Q4_1, Q8_0, Q6_K, F16, BF16, F32 = range(7)
 KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q6_K": Q6_K, "F16": F16, "BF16": BF16, "F32": F32}
 CELL_BYTES = (32 + 256, 64 + 256, 32 + 512, 64 + 384, 1024, 1024, 2048)
+QUANTISED = (Q4_0, Q4_1, Q8_0, Q6_K)
 
 # The words of a cell's activation record (`rows.quantise_row` writes them): float32 scale, float32 scale times
 # the sum of quants, then minus the sum of the first 16 quants, of the last 16 and of all 32, as int32.
@@ -85,7 +86,7 @@ def _steps(b, kind, w, cell):
     return [b.fmul(scale, b.sitofp(b.sext(signed, INTS), FLOATS)) for signed in halves]
 
 
-def _quantised_cell(b, kind, w, cell, quants, records, accumulators):
+def _quantised_cell(b, kind, planes, w, cell, quants, records, accumulators):
     """Adds one cell's products to the accumulators; `quants` and `records` give (pointer, byte offset) by row."""
     groups, steps = _unpack(b, kind, w, cell), _steps(b, kind, w, cell)
     parts = len(steps)
@@ -112,9 +113,11 @@ def _quantised_cell(b, kind, w, cell, quants, records, accumulators):
 
             return byte_dots(b, starts, [groups[g] for g in of_part], activation, _LARGEST[kind])
 
-        high = plane([splat(INTS, 0) for _ in rows], 0)
-        starts = [b.add(b.shl(h, splat(INTS, 8)), start(t, part)) for t, h in enumerate(high)]
-        sums.append(plane(starts, CELL))
+        starts = [start(t, part) for t in rows]
+        if planes == PLANES:
+            high = plane([splat(INTS, 0) for _ in rows], 0)
+            starts = [b.add(b.shl(h, splat(INTS, 8)), s) for h, s in zip(high, starts, strict=True)]
+        sums.append(plane(starts, CELL * (planes - 1)))
     minimum = half_to_float(b, load(b, HALFS, w, b.add(cell, I64(32)))) if kind == Q4_1 else None
     for t in rows:
         scale = broadcast_at(b, FLOATS, *word(t, _SCALE))
@@ -142,7 +145,7 @@ def _float_cell(b, kind, w, cell, x, accumulators):
             b.store(fma(b, weights, value, b.load(slot)), slot)
 
 
-def _product(b, kind, count, first, tile, activations, output):
+def _product(b, kind, planes, count, first, tile, activations, output):
     """Rows first .. first + count of the activations times one tile."""
     w, offset, cells = tile
     x, quants, records = activations
@@ -163,10 +166,37 @@ def _product(b, kind, count, first, tile, activations, output):
         if kind in (F16, BF16, F32):
             _float_cell(b, kind, w, cell, at(x, 4 * CELL), accumulators)
         else:
-            _quantised_cell(b, kind, w, cell, at(quants, PLANES * CELL), at(records, 4 * RECORD), accumulators)
+            _quantised_cell(
+                b, kind, planes, w, cell, at(quants, PLANES * CELL), at(records, 4 * RECORD), accumulators
+            )  # fmt: skip
     for t, slot in enumerate(accumulators):
         index = b.add(b.mul(b.add(first, I64(t)), stride), column)
         store(b, b.load(slot), out, scaled(b, index, 4))
+
+
+def _tile_product(kinds, planes):
+    """Code of the products with weights of these kinds and activations of so many bytes."""
+
+    def codegen(context, b, signature, args):
+        def pointer(i):
+            return data(context, b, signature.args[i], args[i])
+
+        tile = (pointer(1), args[2], args[3])
+        activations = (pointer(4), pointer(5), pointer(6))
+        output = (pointer(8), args[9], args[10])
+        for code in kinds:
+            with b.if_then(b.icmp_signed("==", args[0], I64(code))):
+                first = I64(0)
+                for count in _ROWS_AT_ONCE:
+                    left = b.sub(args[7], first)
+                    groups = b.udiv(left, I64(count))
+                    with cgutils.for_range(b, groups) as loop:
+                        start = b.add(first, b.mul(loop.index, I64(count)))
+                        _product(b, code, planes, count, start, tile, activations, output)
+                    first = b.add(first, b.mul(groups, I64(count)))
+        return context.get_dummy_value()
+
+    return codegen
 
 
 @intrinsic
@@ -177,25 +207,14 @@ def tile_product(tyctx, kind, weights, offset, cells, x, quants, records, rows, 
     by the quantised kinds, see `rows.quantise_row`), each `rows` rows of `cells` cells; out float32[:] with rows of
     `stride` floats.
     """
-
-    def codegen(context, b, signature, args):
-        def pointer(i):
-            return data(context, b, signature.args[i], args[i])
-
-        tile = (pointer(1), args[2], args[3])
-        activations = (pointer(4), pointer(5), pointer(6))
-        output = (pointer(8), args[9], args[10])
-        for code in KINDS.values():
-            with b.if_then(b.icmp_signed("==", args[0], I64(code))):
-                first = I64(0)
-                for count in _ROWS_AT_ONCE:
-                    left = b.sub(args[7], first)
-                    groups = b.udiv(left, I64(count))
-                    with cgutils.for_range(b, groups) as loop:
-                        start = b.add(first, b.mul(loop.index, I64(count)))
-                        _product(b, code, count, start, tile, activations, output)
-                    first = b.add(first, b.mul(groups, I64(count)))
-        return context.get_dummy_value()
-
     i = types.int64
-    return types.void(i, weights, i, i, x, quants, records, i, out, i, i), codegen
+    signature = types.void(i, weights, i, i, x, quants, records, i, out, i, i)
+    return signature, _tile_product(KINDS.values(), PLANES)
+
+
+@intrinsic
+def tile_product_of_bytes(tyctx, kind, weights, offset, cells, x, quants, records, rows, out, stride, column):
+    """As `tile_product`, for activations of `rows.quantise_row_to_bytes` and quantised kinds of weights."""
+    i = types.int64
+    signature = types.void(i, weights, i, i, x, quants, records, i, out, i, i)
+    return signature, _tile_product(QUANTISED, 1)

@@ -6,13 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.kernels.forward import Batch, Scratch, run_pass
+from prolepsis.kernels.forward import Batch, new_scratch, run_pass
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, TILE_QUERIES, KVPool, Tiles
-from prolepsis.kernels.qmatmul import Activations, unpack_rows
+from prolepsis.kernels.paged_attention import KVPool, Tiles, add_tiles
+from prolepsis.kernels.qmatmul import unpack_rows
 from prolepsis.kernels.rows import DTYPES
 from prolepsis.kernels.team import Team, default_threads
-from prolepsis.kernels.tile import CELL, PLANES, RECORD
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.gguf_file import GGUFFile
@@ -51,7 +50,9 @@ class Decoder:
         self.threads = threads or default_threads()
         self.plan = load_plan(file, config, max_positions)
         self._max_positions = max_positions
-        self._scratch = _new_scratch(config, max_rows, max_positions)
+        self._scratch = new_scratch(
+            self.plan, config.num_kv_heads, config.head_dim, max_rows, max_positions, config.vocab_size
+        )  # fmt: skip
         self._team = Team(self.threads, _help)
         self._pool: KVPool | None = None
         self._batch: Batch | None = None
@@ -104,8 +105,8 @@ class Decoder:
 
     def _fill(self, arrays: Batch, batch: Sequence[Rows]) -> tuple[int, int]:
         """Describe `batch` in `arrays`; returns the numbers of tiles and of rows whose logits are wanted."""
-        step = max(1, TILE_QUERIES * self.config.num_kv_heads // self.config.num_heads)
         row, tile, wanted = 0, 0, 0
+        group = self.config.num_heads // self.config.num_kv_heads
         for sequence, rows in enumerate(batch):
             count = len(rows.tokens)
             arrays.tokens[row : row + count] = rows.tokens
@@ -113,12 +114,7 @@ class Decoder:
             arrays.positions[row : row + count] = np.arange(rows.start, rows.start + count)
             used = rows.blocks[: arrays.tiles.tables.shape[1]]
             arrays.tiles.tables[sequence, : len(used)] = used
-            for first in range(0, count, step):
-                arrays.tiles.first_row[tile] = row + first
-                arrays.tiles.num_rows[tile] = min(step, count - first)
-                arrays.tiles.first_position[tile] = rows.start + first
-                arrays.tiles.sequence[tile] = sequence
-                tile += 1
+            tile = add_tiles(arrays.tiles, tile, sequence, row, rows.start, count, group)
             logits = {"none": 0, "last": 1, "all": count}[rows.logits]
             arrays.logit_rows[wanted : wanted + logits] = np.arange(row + count - logits, row + count)
             wanted += logits
@@ -136,30 +132,3 @@ def _new_batch(rows: int, blocks: int) -> Batch:
 
     tiles = Tiles(numbers(), numbers(), numbers(), numbers(), np.zeros((rows, blocks), np.int32))
     return Batch(numbers(), numbers(), numbers(), numbers(), tiles)
-
-
-def _new_scratch(config: ModelConfig, rows: int, positions: int) -> Scratch:
-    heads_width = config.num_heads * config.head_dim
-    widest = max(config.hidden_size, config.intermediate_size, heads_width)
-    joined = max(heads_width + 2 * config.num_kv_heads * config.head_dim, 2 * config.intermediate_size)
-    # Results of attention over every part of the longest context, for as many single rows as are spread out at once.
-    shares = -(-positions // PART) * max(ENOUGH_PAIRS, config.num_kv_heads)
-    group_width = heads_width // config.num_kv_heads
-
-    def floats(width: int) -> NDArray[np.float32]:
-        return np.empty(rows * width, np.float32)
-
-    return Scratch(
-        activations=Activations(
-            x=floats(widest),
-            quants=np.empty(rows * widest * PLANES, np.int8),
-            records=np.empty(rows * widest // CELL * RECORD, np.int32),
-        ),
-        stream=floats(config.hidden_size),
-        change=floats(config.hidden_size),
-        projected=floats(joined),
-        query=floats(heads_width),
-        partial=np.empty(shares * group_width, np.float32),
-        partial_state=np.empty(2 * shares * group_width // config.head_dim, np.float32),
-        logits=floats(-(-config.vocab_size // LANES) * LANES),
-    )

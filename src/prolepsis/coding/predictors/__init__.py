@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels.kv_chain import ChainTables, ChainWork
 from prolepsis.kernels.kv_static import turn_rows
+from prolepsis.kernels.paged_attention import KVPool
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,28 @@ class Chain(NamedTuple):
     work: ChainWork
 
 
+class Past(Protocol):
+    """The K and V of one sequence, from position 0 on, in the blocks that attention reads.
+
+    known: how many of its tokens are there already. pool: the blocks of every layer, as bf16 or fp16.
+    """
+
+    known: int
+
+    @property
+    def pool(self) -> KVPool:
+        """The blocks of every layer."""
+        ...
+
+    def blocks(self, stop: int) -> NDArray[np.int32]:
+        """The block table, with room for the tokens before position `stop`; int32 [blocks].
+
+        Raises:
+            InputError: there is no room for so many.
+        """
+        ...
+
+
 class Predictor(Protocol):
     """Predicts a segment layer by layer, from the lowest up.
 
@@ -80,8 +103,19 @@ class Predictor(Protocol):
         """Into how large steps a segment is cut. A predictor that learns from the layer below asks for 1."""
         ...
 
-    def begin(self, segment: Segment) -> "SegmentPredictor":
-        """Start on a segment. What is learned from one segment is never used for another."""
+    @property
+    def positions(self) -> int | None:
+        """None where segments are predicted each by itself. Else predictions look at all earlier tokens: the segments
+        of a sequence are coded in order from position 0, with one `Past`, which must have room for so many positions.
+        """
+        ...
+
+    def begin(self, segment: Segment, past: Past | None = None) -> "SegmentPredictor":
+        """Start on a segment. past: of its sequence, which knows all tokens before it, where `positions` says so.
+
+        Where the past already knows the segment, it must be just what will be coded, and is left as it is; else it
+        knows the segment once all layers have been coded.
+        """
         ...
 
 
@@ -90,4 +124,12 @@ class SegmentPredictor(Protocol):
 
     def predict(self, layers: range) -> Prediction | Chain:
         """Predict `layers`, which follow those predicted, and by now coded, before."""
+        ...
+
+    def learn(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Be told what the layers just predicted are.
+
+        scalars: uint16 [layers, 2, tokens, kv_heads, head_dim]. steps: those of an integer cache, fp16 bits
+        [layers, 2, tokens, kv_heads].
+        """
         ...

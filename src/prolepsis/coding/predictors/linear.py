@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import Geometry
 from prolepsis.coding.linear_matrices import LinearMatrices, Matrices, chain_order
-from prolepsis.coding.predictors import Chain, Segment
+from prolepsis.coding.predictors import Chain, Past, Segment
 from prolepsis.coding.predictors.static import turn_at
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.errors import InputError
@@ -46,6 +46,7 @@ class LinearPredictor:
 
     name = "linear/1"
     layers_at_once = 1
+    positions = None
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class LinearPredictor:
         token = matrices.token
         self.token_upper, self.token_rest = ([], []) if token is None else (_packed(token.upper), _packed(token.rest))
 
-    def begin(self, segment: Segment) -> "_LinearSegment":
+    def begin(self, segment: Segment, past: Past | None = None) -> "_LinearSegment":
         """Raises InputError where the matrices look at tokens and the segment does not know them."""
         return _LinearSegment(self, segment, self._token_features(segment))
 
@@ -100,6 +101,9 @@ class _LinearSegment:
             base, *self._angles, *own, energy, nothing, nothing.astype(np.int32), guesses, products
         )  # fmt: skip
         return Chain(self._predictor.tables[layer], work)
+
+    def learn(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Coding the layer has left its features in the chain's work."""
 
     def _terms(self, layer: int) -> list[tuple[_Features, _Packed]]:
         predictor, terms = self._predictor, []

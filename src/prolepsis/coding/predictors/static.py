@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import KV, Geometry, QuantisedKV, moderate_values, to_float, to_scalars
-from prolepsis.coding.predictors import Prediction, Segment, Turn
+from prolepsis.coding.predictors import Past, Prediction, Segment, Turn
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import for_each
 from prolepsis.kernels import kv_static
@@ -18,13 +18,15 @@ STATIC, MARGINAL = "static/1", "marginal/1"
 class StaticPredictor:
     """Means and scales of every channel: float32 and int32 [layers, 2, kv_heads, head_dim]."""
 
+    positions = None
+
     def __init__(
         self, means: NDArray[np.float32], scales: NDArray[np.int32], rope: RopeSpec | None, name: str = STATIC
     ) -> None:
         self.means, self.scales, self.rope, self.name = means, scales, rope, name
         self.layers_at_once = len(means)
 
-    def begin(self, segment: Segment) -> "_StaticSegment":
+    def begin(self, segment: Segment, past: Past | None = None) -> "_StaticSegment":
         """Only the segment's positions matter, for the turn of K."""
         return _StaticSegment(self, turn_at(self.rope, segment))
 
@@ -37,6 +39,9 @@ class _StaticSegment:
         """The same for every token but for the turn of K."""
         predictor, part = self._predictor, slice(layers.start, layers.stop)
         return Prediction(predictor.means[part, :, None], predictor.scales[part], None, self._turn)
+
+    def learn(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """No value changes what is said of the others."""
 
 
 def turn_at(rope: RopeSpec | None, segment: Segment) -> Turn:

@@ -1,0 +1,83 @@
+"""The K and V of a sequence for whoever codes it without an engine: a pool of one's own."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.coding.cache_dtypes import (
+    KV,
+    DType,
+    Geometry,
+    QuantisedKV,
+    moderate_values,
+    quantise,
+    to_scalars,
+)
+from prolepsis.coding.predictors import Segment
+from prolepsis.errors import InputError
+from prolepsis.kernels.kv_blocks import put_rows
+from prolepsis.kernels.paged_attention import KVPool
+from prolepsis.kernels.rows import DTYPES
+
+_BLOCK = 32  # tokens
+
+
+def as_attended(scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None, dtype: DType) -> NDArray[np.uint16]:
+    """What attention reads for these scalars: bits of bf16 or fp16 as they are, of other dtypes the nearest bf16."""
+    if dtype in DTYPES:
+        return scalars
+    values = moderate_values(dtype)[scalars]
+    if steps is not None:
+        values *= moderate_values("fp16")[steps][..., None]
+    bits = quantise(values, "bf16")
+    assert not isinstance(bits, QuantisedKV)
+    return bits
+
+
+class OwnPast:
+    """A `predictors.Past` of up to `positions` tokens. The operating system supplies its memory as it fills.
+
+    Values of a dtype that attention does not read are kept as the nearest bf16.
+    """
+
+    def __init__(self, geometry: Geometry, positions: int) -> None:
+        dtype, layers, heads, dim = geometry
+        self.known = 0
+        self._geometry, self._positions = geometry, positions
+        blocks = -(-positions // _BLOCK)
+        self._table = np.arange(blocks, dtype=np.int32)
+        k, v = (np.zeros(layers * blocks * heads * _BLOCK * dim, np.uint16) for _ in range(2))
+        self.pool = KVPool(k, v, blocks, heads, dim, _BLOCK, DTYPES[dtype if dtype in DTYPES else "bf16"])
+
+    def blocks(self, stop: int) -> NDArray[np.int32]:
+        """int32 [blocks]. Raises InputError for more positions than there is room for."""
+        if stop > self._positions:
+            raise InputError(f"position {stop - 1} is beyond the {self._positions} positions of the predictor's model")
+        return self._table
+
+    def append(self, kv: KV) -> None:
+        """Make more tokens known, without coding them. Raises InputError as `blocks` does."""
+        scalars, steps = to_scalars(kv, self._geometry.dtype), kv.steps if isinstance(kv, QuantisedKV) else None
+        count = scalars.shape[2]
+        table = self.blocks(self.known + count)
+        bits = as_attended(scalars, steps, self._geometry.dtype)
+        for layer in range(self._geometry.layers):
+            put_rows(self.pool, table, layer, self.known, bits[layer])
+        self.known += count
+
+
+def follow(
+    new_past: Callable[[], OwnPast | None], parts: Iterable[tuple[Segment, KV]]
+) -> Iterator[tuple[Segment, KV, OwnPast | None]]:
+    """The segments of texts, in order, each with its KV and the past to code it with; a text begins at position 0.
+
+    new_past: `SegmentCoder.new_past`. Whoever takes a segment need not code it for those behind it to be coded.
+    """
+    past = None
+    for segment, kv in parts:
+        if segment.start == 0:
+            past = new_past()
+        yield segment, kv, past
+        if past is not None and past.known == segment.start:
+            past.append(kv)

@@ -1,0 +1,100 @@
+"""`twin`: the target's own network, run with coarser activations on the target's true K and V.
+
+Speculative KV coding in closed loop: attention reads the true K and V of earlier tokens and of this one, so errors do
+not grow from token to token; and how far a layer's prediction was off corrects the hidden state that the layers above
+are predicted from, so that they hardly grow from layer to layer.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.coding.cache_dtypes import DType, to_float
+from prolepsis.coding.past import as_attended
+from prolepsis.coding.predictors import Past, Prediction, Segment
+from prolepsis.coding.twin_network import Target
+from prolepsis.coding.twin_run import Workspace
+from prolepsis.errors import InputError
+from prolepsis.kernels.kv_blocks import put_rows
+from prolepsis.kernels.twin_pass import Network
+
+
+class TwinPredictor:
+    """Predicts with `network`, the corrected twin of `target`, KV of a cache of `dtype`.
+
+    codes: the expected error of each channel, int32 [layers, 2, kv_heads, head_dim], as `profile.scale_codes`.
+    """
+
+    layers_at_once = 1
+
+    def __init__(
+        self, name: str, target: Target, network: Network, codes: NDArray[np.int32], dtype: DType
+    ) -> None:
+        self.name, self.target, self.network, self.codes, self.dtype = name, target, network, codes, dtype
+        self._free: list[Workspace] = []
+
+    @property
+    def positions(self) -> int:
+        """As many as the target has angles for."""
+        return self.target.positions
+
+    def begin(self, segment: Segment, past: Past | None = None) -> "_TwinSegment":
+        """Raises InputError where the tokens, or what comes before them, are not known, or are too many."""
+        if segment.ids is None:
+            raise InputError("the twin needs token ids, and none are there")
+        if segment.ids.max(initial=0) >= self.target.vocabulary:
+            raise InputError(
+                f"token id {segment.ids.max()} is beyond the {self.target.vocabulary} tokens of the twin's vocabulary"
+            )
+        if past is None or past.known < segment.start:
+            known = 0 if past is None else past.known
+            raise InputError(f"the twin needs all {segment.start} tokens before the segment, and knows {known}")
+        return _TwinSegment(self, segment, past)
+
+    def take(self) -> Workspace:
+        """A workspace that nobody else uses."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Workspace(self.target)
+
+    def give_back(self, workspace: Workspace) -> None:
+        """For the next segment."""
+        self._free.append(workspace)
+
+
+class _TwinSegment:
+    def __init__(self, predictor: TwinPredictor, segment: Segment, past: Past) -> None:
+        self._predictor, self._segment, self._past = predictor, segment, past
+        self._layer = -1
+        self._work = predictor.take()
+        self._work.begin(predictor.network, segment, past)
+        self._work.embed()
+
+    def predict(self, layers: range) -> Prediction:
+        """One layer: K and V projected from the hidden state."""
+        self._layer = layers.start
+        self._work.predict(self._layer)
+        return Prediction(self._work.means[None], self._predictor.codes[self._layer : self._layer + 1])
+
+    def learn(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Put the layer into the past, and go on to the next."""
+        self._put(scalars[0], None if steps is None else steps[0])
+        if self._layer + 1 < self._predictor.target.plan.layers:
+            self._set_actual(scalars[0], None if steps is None else steps[0])
+            self._work.finish(self._layer, self._layer)
+            return
+        self._past.known = max(self._past.known, self._segment.start + self._segment.count)
+        self._predictor.give_back(self._work)
+
+    def _put(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        segment, past = self._segment, self._past
+        stop = segment.start + segment.count
+        if past.known < stop:
+            bits = as_attended(scalars, steps, self._predictor.dtype)
+            put_rows(past.pool, past.blocks(stop), self._layer, segment.start, bits)
+
+    def _set_actual(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        values = to_float(scalars, self._predictor.dtype)
+        if steps is not None:
+            values = values * to_float(steps, "fp16")[..., None]
+        self._work.actual[...] = values

@@ -99,20 +99,3 @@ class LinearProfile:
     def tables(self, dtype: DType) -> TokenTables:
         """The universal tables: in units of what is expected, errors look alike everywhere."""
         return universal_tables(dtype)
-
-
-AnyProfile = Profile | LinearProfile
-
-
-def geometry_of(profile: AnyProfile, dtype: DType) -> Geometry:
-    """What a cache of this dtype looks like under the profile.
-
-    Raises:
-        InputError: the profile was calibrated for another dtype.
-    """
-    if isinstance(profile, Profile):
-        layers, _, kv_heads, head_dim = profile.scales.shape
-        return Geometry(dtype, layers, kv_heads, head_dim)
-    if dtype != profile.geometry.dtype:
-        raise InputError(f"the profile was calibrated for a cache of {profile.geometry.dtype}, not {dtype}")
-    return profile.geometry

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from typing import cast
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,9 +32,7 @@ def as_attended(scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None, d
     values = moderate_values(dtype)[scalars]
     if steps is not None:
         values *= moderate_values("fp16")[steps][..., None]
-    bits = quantise(values, "bf16")
-    assert not isinstance(bits, QuantisedKV)
-    return bits
+    return cast(NDArray[np.uint16], quantise(values, "bf16"))
 
 
 class OwnPast:

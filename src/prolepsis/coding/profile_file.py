@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.coding.header import MAX_CHANNELS
 from prolepsis.coding.linear_matrices import from_tensors, to_tensors
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
+from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.profile import PREDICTORS, Profile
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.twin_profile import PREDICTOR_NAMES, TwinProfile, from_arrays, to_arrays
 from prolepsis.errors import InputError
 
 _KEY = "prolepsis"
@@ -28,7 +30,8 @@ _Text = Annotated[str, Meta(max_length=1024)]
 
 class ProfileHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a profile file is about. tokens: how many it was calibrated on. vocabulary, hidden: of the token embedding,
-    0 where the predictor does not look at tokens; embedding: `linear_profile.embedding_check` of it."""
+    0 where the predictor does not look at tokens; embedding: `linear_profile.embedding_check` of it. network:
+    `twin_network.TwinNetwork.fingerprint`, of a twin, whose hidden state has `hidden` numbers."""
 
     version: Literal[1]
     predictor: _Text
@@ -43,6 +46,7 @@ class ProfileHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
     hidden: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     embedding: _Text = ""
+    network: _Text = ""
 
     @property
     def geometry(self) -> Geometry:
@@ -92,6 +96,9 @@ def to_bytes(calibrated: CalibratedProfile) -> bytes:
         if profile.matrices.token is not None:
             hidden = len(profile.matrices.token.means)
             token = {"vocabulary": profile.vocabulary, "hidden": hidden, "embedding": profile.embedding_is}
+    if isinstance(profile, TwinProfile):
+        tensors |= to_arrays(profile)
+        token = {"hidden": profile.hidden, "network": profile.network_is}
     header = ProfileHeader(
         version=1,
         predictor=profile.predictor_name,
@@ -139,6 +146,10 @@ def _profile(header: ProfileHeader, tensors: dict[str, NDArray[Any]], static: by
         raise ValueError(f"more than the {MAX_CHANNELS} channels a token that this version takes")
     if header.rope is not None and header.rope.dim > geometry.head_dim:
         raise ValueError(f"RoPE of {header.rope.dim} channels does not fit heads of {geometry.head_dim}")
+    if header.predictor in PREDICTOR_NAMES:
+        steps = None if static is None else Profile.from_bytes(static, geometry)
+        variant = PREDICTOR_NAMES[header.predictor]
+        return from_arrays(tensors, variant, geometry, header.rope, header.hidden, header.network, steps)
     if header.predictor != LinearProfile.predictor_name:
         if header.predictor not in PREDICTORS or static is None or tensors:
             raise ValueError(f"it does not hold what the predictor {header.predictor!r} needs")

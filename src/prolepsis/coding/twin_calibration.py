@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import from_scalars, to_float
 from prolepsis.coding.calibration_sample import CalibrationSample, temporary_file
-from prolepsis.coding.past import OwnPast
+from prolepsis.coding.past import OwnPast, follow
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import measure_parts, scale_codes
 from prolepsis.coding.segment_coder import SegmentCoder
@@ -141,7 +141,7 @@ class _Moments:
         self._target = target
         self._squares, self._products = np.zeros((width, width)), np.zeros((width, target.plan.hidden))
         self._sizes = {held_out: np.zeros((2, target.kv_heads, target.head_dim)) for held_out in (False, True)}
-        self._counts = {held_out: 0 for held_out in (False, True)}
+        self._counts = dict.fromkeys((False, True), 0)
 
     def add(self, segment: Segment, errors: Floats, differences: Floats, fitted: bool) -> None:
         """errors: as `_Fit._errors` gives them. differences: float32 [tokens, hidden], what is to be corrected."""
@@ -178,8 +178,7 @@ class _Moments:
 def _tables(profile: TwinProfile, sample: CalibrationSample) -> NDArray[np.uint16]:
     """Token tables for what the profile makes of the sample."""
     coder = SegmentCoder(sample.geometry, profile, sample.rope)
-    counts, past = np.zeros(profile.frequencies.shape, np.int64), coder.new_past()
-    for segment, kv in sample.parts():
-        past = coder.new_past() if segment.start == 0 else past
+    counts = np.zeros(profile.frequencies.shape, np.int64)
+    for segment, kv, past in follow(coder.new_past, sample.parts()):
         counts += coder.count(segment, kv, past)
     return fit(counts, sample.geometry.dtype)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels import forward
 from prolepsis.kernels.forward import Plan
+from prolepsis.kernels.qmatmul import KIND, OUT_COLUMN, Weights
 from prolepsis.kernels.tile import KINDS, Q4_0, Q4_1, QUANTISED
 from prolepsis.kernels.twin_pass import (
     ATTENTION_OUT,
@@ -25,7 +26,6 @@ from prolepsis.kernels.twin_pass import (
     TARGETS,
     Network,
 )
-from prolepsis.kernels.qmatmul import KIND, OUT_COLUMN, Weights
 from prolepsis.quant.matrices import Blocks, packed, rounded, unpacked
 
 CORRECTION_TYPE = "Q8_0"

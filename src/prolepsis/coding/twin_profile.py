@@ -1,10 +1,13 @@
 """The profile of a twin: corrections, expected errors and token tables, and what network they belong to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import xxhash
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import DType, Geometry
@@ -12,12 +15,17 @@ from prolepsis.coding.predictors import Predictor
 from prolepsis.coding.predictors.twin import TwinPredictor
 from prolepsis.coding.profile import Profile
 from prolepsis.coding.rope import RopeSpec
-from prolepsis.coding.tables import TokenTables
-from prolepsis.coding.twin_network import VARIANTS, Target, TwinNetwork
+from prolepsis.coding.tables import SHAPE, TokenTables, is_valid
+from prolepsis.coding.twin_network import CORRECTION_TYPE, VARIANTS, Target, TwinNetwork
 from prolepsis.errors import InputError
+from prolepsis.kernels.kv_contexts import LARGEST_CODE
+from prolepsis.kernels.tile import CELL
 
 VERSION = 1
 """Of the twin's arithmetic: predictions made under another number may differ in their last bits."""
+_CELL_BYTES = GGML_QUANT_SIZES[GGMLQuantizationType[CORRECTION_TYPE]][1]
+PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in VARIANTS}
+"""Names in files, and the variants they stand for."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,11 @@ class TwinProfile:
     def predictor_name(self) -> str:
         """As stored in files."""
         return f"{self.variant}/{VERSION}"
+
+    @property
+    def hidden(self) -> int:
+        """Numbers of the hidden state."""
+        return self.corrections.shape[1]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -99,3 +112,43 @@ class TwinProfile:
     @cached_property
     def _tables(self) -> TokenTables:
         return TokenTables(self.geometry.dtype, self.frequencies)
+
+
+def to_arrays(profile: TwinProfile) -> dict[str, NDArray[Any]]:
+    """The arrays of a profile, by name."""
+    return {"corrections": profile.corrections, "codes": profile.codes, "frequencies": profile.frequencies}
+
+
+def from_arrays(
+    arrays: Mapping[str, NDArray[Any]],
+    variant: str,
+    geometry: Geometry,
+    rope: RopeSpec | None,
+    hidden: int,
+    network_is: str,
+    static: Profile | None,
+) -> TwinProfile:
+    """The inverse of `to_arrays`. hidden: numbers of the hidden state.
+
+    Raises:
+        ValueError: an array is missing, unknown, of another shape or type, or holds numbers that no profile has.
+    """
+    _, layers, heads, dim = geometry
+    row = 2 * heads * dim // CELL * _CELL_BYTES
+    wanted = {
+        "corrections": (np.uint8, (layers - 1, hidden, row)),
+        "codes": (np.uint16, (layers, 2, heads, dim)),
+        "frequencies": (np.uint16, SHAPE),
+    }
+    if arrays.keys() != wanted.keys():
+        raise ValueError(f"arrays that differ from what was expected: {sorted(wanted.keys() ^ arrays.keys())}")
+    for name, (kind, shape) in wanted.items():
+        if (arrays[name].shape, arrays[name].dtype) != (shape, kind):
+            raise ValueError(f"{name} is {arrays[name].dtype} {arrays[name].shape}, expected {kind.__name__} {shape}")
+    if arrays["codes"].max() > LARGEST_CODE:
+        raise ValueError("codes hold a scale that is not finite")
+    if not is_valid(arrays["frequencies"]):
+        raise ValueError("token frequencies that do not sum to 4096")
+    return TwinProfile(
+        geometry, rope, variant, arrays["corrections"], arrays["codes"], arrays["frequencies"], network_is, static
+    )  # fmt: skip

@@ -23,10 +23,10 @@ class Workspace:
         self._target = target
         plan, positions = target.plan, target.positions
         self._scratch = new_scratch(plan, target.kv_heads, target.head_dim, GRID, positions, 0)
-        numbers = [np.zeros(GRID, np.int64) for _ in range(6)]
-        values = [np.zeros(GRID * target.kv_width, np.float32) for _ in range(2)]
-        tiles = Tiles(*numbers[:4], np.zeros((1, positions), np.int32))
-        self._rows = TwinRows(*numbers[4:], *values, tiles)
+        tokens, turned, first, count, position, sequence = np.zeros((6, GRID), np.int64)
+        means, actual = np.zeros((2, GRID * target.kv_width), np.float32)
+        tiles = Tiles(first, count, position, sequence, np.zeros((1, positions), np.int32))
+        self._rows = TwinRows(tokens, turned, means, actual, tiles)
         self._threads = thread_count()
         self._team = Team(self._threads, _help)
         self._count = self._tiles = 0
@@ -36,6 +36,7 @@ class Workspace:
         """Take a segment, whose ids are known. Raises InputError for more positions than there is room for."""
         table = past.blocks(segment.start + segment.count)
         rows, group = self._rows, self._target.plan.heads // self._target.kv_heads
+        assert segment.ids is not None
         rows.tokens[: segment.count] = segment.ids
         rows.positions[: segment.count] = np.arange(segment.start, segment.start + segment.count)
         rows.tiles.tables[0, : len(table)] = table[: rows.tiles.tables.shape[1]]

@@ -3,26 +3,30 @@
 import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding import kv_array
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV, DType, quantise
 from prolepsis.coding.calibration import Embedding, Progress, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
+from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans, measure_parts
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes
+from prolepsis.coding.twin_calibration import calibrate_twin
+from prolepsis.coding.twin_network import Target
+from prolepsis.coding.twin_profile import TwinProfile
 from prolepsis.coding.rates import rate
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.engine.identity import geometry, identity, rope_spec
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError
 
-PredictorKind = Literal["marginal", "static", "linear"]
+PredictorKind = Literal["marginal", "static", "linear", "twin-int4", "twin-int8", "twin-int8a16"]
 MAX_PROFILE = 1 << 32  # bytes of a profile file
 
 
@@ -89,8 +93,10 @@ def calibrate(
     if predictor == "linear":
         embedding = Embedding(llm.runner.decoder.embedding_rows, llm.config.vocab_size, llm.config.norm_eps)
         profile = calibrate_linear(sample, embedding, on_progress)
-    else:
+    elif predictor == "static" or predictor == "marginal":
         profile = measure_parts(sample.parts, sample.geometry, sample.rope, predictor)
+    else:
+        profile = calibrate_twin(sample, target_of(llm), predictor, on_progress)
     return CalibratedProfile(profile, sample.geometry, sample.rope, identity(llm), sample.tokens)
 
 
@@ -113,7 +119,7 @@ def compare(calibrated: CalibratedProfile, sample: CalibrationSample, *, held_ou
 
     own = measure_parts(parts, calibrated.geometry, calibrated.rope)
     rates = [
-        rate(SegmentCoder(calibrated.geometry, profile, calibrated.rope), parts())
+        rate(SegmentCoder(calibrated.geometry, profile, calibrated.rope), sample.parts(), sample.chosen(held_out))
         for profile in (calibrated.profile, own)
     ]
     return Comparison(rates[0].tokens, *(r.ratio for r in rates))
@@ -146,7 +152,33 @@ def load_profile(path: str | os.PathLike[str], llm: LLM, dtype: DType) -> AnyPro
     """
     calibrated = read_profile(path)
     calibrated.require(os.fspath(path), identity(llm), geometry(llm, dtype), rope_spec(llm))
-    profile = calibrated.profile
-    if isinstance(profile, LinearProfile) and profile.vocabulary:
+    return bind(calibrated.profile, llm)
+
+
+def needs_model(profile: AnyProfile) -> bool:
+    """Whether the profile predicts only with parts of the model that are not in it, which `bind` gives it."""
+    return isinstance(profile, TwinProfile) or (isinstance(profile, LinearProfile) and profile.vocabulary > 0)
+
+
+def target_of(llm: LLM) -> Target:
+    """The model as a twin needs it."""
+    config = llm.config
+    return Target(llm.runner.decoder.plan, config.num_kv_heads, config.head_dim, config.vocab_size)
+
+
+def bind(profile: AnyProfile, llm: LLM) -> AnyProfile:
+    """The profile with what it needs of the model.
+
+    Raises:
+        InputError: it was calibrated with another model.
+    """
+    if isinstance(profile, TwinProfile):
+        return profile.bound_to(target_of(llm))
+    if isinstance(profile, LinearProfile) and needs_model(profile):
         return profile.bound_to(llm.runner.decoder.embedding_rows, llm.config.vocab_size)
     return profile
+
+
+def kind_of(profile: AnyProfile) -> PredictorKind:
+    """The predictor of a profile, without its version."""
+    return cast(PredictorKind, profile.predictor_name.partition("/")[0])

@@ -82,11 +82,15 @@ class CalibrationSample:
         self.segments.append(segment)
         self.tokens = end
 
+    def chosen(self, held_out: bool | None) -> list[bool]:
+        """Which of the segments `parts` gives."""
+        return [held_out in (None, self._is_held_out(index)) for index in range(len(self.segments))]
+
     def parts(self, *, held_out: bool | None = None) -> Iterator[tuple[Segment, KV]]:
         """The segments and their KV: all of them, those held out of the fit, or the others."""
         begin = 0
-        for index, segment in enumerate(self.segments):
-            if held_out in (None, self._is_held_out(index)):
+        for segment, wanted in zip(self.segments, self.chosen(held_out), strict=True):
+            if wanted:
                 part = slice(begin, begin + segment.count)
                 steps = None if self._steps is None else self._steps[:, :, part]
                 yield segment, from_scalars(np.ascontiguousarray(self._scalars[:, :, part]), steps, self.geometry.dtype)

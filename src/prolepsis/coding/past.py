@@ -1,7 +1,6 @@
 """The K and V of a sequence for whoever codes it without an engine: a pool of one's own."""
 
 from collections.abc import Callable, Iterable, Iterator
-
 from typing import cast
 
 import numpy as np

@@ -5,20 +5,21 @@ the ridge regression of how their hidden states differ on how far the twin's K a
 fixed gain. It is in place before the next layer is looked at, so that each is fitted in closed loop.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.cache_dtypes import from_scalars, to_float
+from prolepsis.coding.cache_dtypes import from_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample, temporary_file
 from prolepsis.coding.past import OwnPast, follow
 from prolepsis.coding.predictors import Segment
+from prolepsis.coding.predictors.twin import stored, values_of
 from prolepsis.coding.profile import measure_parts, scale_codes
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.tables import fit, universal_tables
-from prolepsis.coding.twin_network import CORRECTION_TYPE, REFERENCE, VARIANTS, Target, TwinNetwork
+from prolepsis.coding.twin_network import CORRECTION_TYPE, REFERENCE, VARIANTS, Target, TwinNetwork, correction_bytes
 from prolepsis.coding.twin_profile import TwinProfile
 from prolepsis.coding.twin_run import Workspace
 from prolepsis.errors import InputError
@@ -27,110 +28,141 @@ from prolepsis.quant.matrices import rounded
 
 Progress = Callable[[int, int], None]
 Floats = NDArray[np.float32]
+Scalars = NDArray[np.uint16]
 
 _RIDGE = 1e-3  # of a channel's mean variance
 _TINY = 1e-12
+_SMALL = np.float32(_TINY)
 _NORMAL = 1.2533  # a normal distribution's standard deviation over its mean absolute deviation
 
 
 def calibrate_twin(
-    sample: CalibrationSample, target: Target, variant: str, on_progress: Progress | None = None
+    sample: CalibrationSample,
+    target: Target,
+    variant: str,
+    on_progress: Progress | None = None,
+    *,
+    open_loop: bool = False,
 ) -> TwinProfile:
     """The profile of a twin for KV like that of `sample`, which `target` made, or another engine with its weights.
 
     The sample's segments know their token ids, and begin at position 0 with each text. on_progress(layers, of layers).
+    open_loop: as the published method has it (`TwinPredictor`), for comparison.
 
     Raises:
         InputError: an empty sample, unknown ids, or positions that the model has no angles for.
     """
+    return fit_twin(sample, TwinNetwork.of(target, VARIANTS[variant]), variant, on_progress, open_loop=open_loop)
+
+
+def fit_twin(
+    sample: CalibrationSample,
+    network: TwinNetwork,
+    variant: str,
+    on_progress: Progress | None = None,
+    *,
+    open_loop: bool = False,
+) -> TwinProfile:
+    """As `calibrate_twin`, for a network that may differ from what `variant` makes, and then is for measuring only."""
     if sample.tokens == 0:
         raise InputError("there are no tokens to calibrate on")
     if sample.ids is None:
         raise InputError("a twin is calibrated on tokens whose ids are known")
-    geometry = sample.geometry
-    network = TwinNetwork.of(target, VARIANTS[variant])
-    with _Fit(sample, network) as fitting:
+    geometry, hidden = sample.geometry, network.target.plan.hidden
+    with _Fit(sample, network, open_loop) as fitting:
         for layer in range(geometry.layers):
             fitting.layer(layer)
             if on_progress is not None:
                 on_progress(layer + 1, geometry.layers)
-        corrections, codes = np.stack(fitting.corrections), np.stack(fitting.codes)
+        corrections = np.array(fitting.corrections, np.uint8).reshape(-1, hidden, correction_bytes(geometry))
+        codes = np.stack(fitting.codes)
     static = measure_parts(sample.parts, geometry, sample.rope) if geometry.steps is not None else None
     universal = universal_tables(geometry.dtype).frequencies
     profile = TwinProfile(
-        geometry, sample.rope, variant, corrections, codes, universal, network.fingerprint, static, network
+        geometry, sample.rope, variant, corrections, codes, universal, network.fingerprint, static, network, open_loop
     )  # fmt: skip
     return replace(profile, frequencies=_tables(profile, sample))
 
 
-class _Fit:
-    """The twin, and the target itself, between two layers."""
+class _Walk:
+    """A network on its way through the sample, layer by layer; `hidden` is its state, float32 [tokens, hidden]."""
 
-    def __init__(self, sample: CalibrationSample, network: TwinNetwork) -> None:
-        self._sample, self._network, target = sample, network, network.target
-        self._exact = TwinNetwork.of(target, REFERENCE).corrected([])
-        self._work = Workspace(target)
+    def __init__(self, sample: CalibrationSample, target: Target, hidden: Floats) -> None:
+        self._dtype, self._work, self.hidden = sample.geometry.dtype, Workspace(target), hidden
         self._past = OwnPast(sample.geometry._replace(layers=1), target.positions)
+
+    def embed(self, network: Network, segment: Segment, tokens: slice) -> None:
+        """The state before layer 0."""
+        self._work.begin(network, segment, self._past)
+        self._work.embed()
+        self.hidden[tokens] = self._work.hidden
+
+    def predict(self, network: Network, layer: int, segment: Segment, tokens: slice) -> Floats:
+        """Means of a segment, float32 [2, tokens, kv_heads, head_dim]."""
+        self._work.begin(network, segment, self._past)
+        self._work.hidden = self.hidden[tokens]
+        self._work.predict(layer)
+        return self._work.means
+
+    def go_on(self, segment: Segment, layer: int, tokens: slice, scalars: Scalars, steps: Scalars | None) -> None:
+        """From what was just predicted to the next layer, with what it is to go on from."""
+        self._past.known = segment.start
+        self._past.append(from_scalars(scalars[None], None if steps is None else steps[None], self._dtype))
+        self._work.actual[...] = values_of(scalars, steps, self._dtype)
+        self._work.finish(layer, 0)
+        self.hidden[tokens] = self._work.hidden
+
+
+class _Fit:
+    """The twin, and the target itself, side by side."""
+
+    def __init__(self, sample: CalibrationSample, network: TwinNetwork, open_loop: bool) -> None:
+        self._sample, self._network, self._open_loop, target = sample, network, open_loop, network.target
+        self._exact = TwinNetwork.of(target, REFERENCE).corrected([])
         self.corrections: list[NDArray[np.uint8]] = []
         self.codes: list[NDArray[np.uint16]] = []
         shape = (2, sample.tokens, target.plan.hidden)
         self._file = temporary_file(4 * 2 * sample.tokens * target.plan.hidden)
-        self._hidden = np.memmap(self._file, np.float32, "r+", shape=shape)  # of the twin, and of the target itself
-        for part, segment, _ in self._segments(0):
-            self._begin(self._exact, segment)
-            self._work.embed()
-            self._hidden[:, part] = self._work.hidden
+        hidden = np.memmap(self._file, np.float32, "r+", shape=shape)
+        self._twin, self._target = (_Walk(sample, target, state) for state in hidden)
+        for tokens, segment, _, _ in sample.layer_parts(0):
+            self._twin.embed(self._exact, segment, tokens)
+            self._target.embed(self._exact, segment, tokens)
 
     def __enter__(self) -> "_Fit":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        del self._hidden
+        del self._twin, self._target
         self._file.close()
 
     def layer(self, layer: int) -> None:
         """Fit the correction behind this layer, and go on."""
-        moments = _Moments(self._network.target)
-        uncorrected = self._network.corrected([])
-        for part, segment, actual in self._segments(layer):
-            errors, magnitudes = self._errors(uncorrected, layer, segment, part, actual)
-            differences = (self._hidden[1, part] - self._hidden[0, part]) / magnitudes
-            moments.add(segment, errors, differences, bool(self._sample.fitted[part.start]))
+        moments, network = _Moments(self._network.target), self._network.corrected([])
+        for tokens, segment, scalars, steps in self._sample.layer_parts(layer):
+            means = self._twin.predict(network, layer, segment, tokens)
+            errors = values_of(scalars, steps, self._sample.geometry.dtype) - means
+            fitted = bool(self._sample.fitted[tokens.start])
+            moments.add(segment, np.nan_to_num(errors, posinf=0, neginf=0), self._differences(tokens), fitted)
         self.codes.append(moments.codes)
         if layer + 1 == self._sample.geometry.layers:
             return
-        self.corrections.append(rounded(moments.gain, CORRECTION_TYPE).data)
-        corrected = self._network.corrected(self.corrections[-1:], layer)
-        for part, segment, actual in self._segments(layer):
-            for which, network in enumerate((corrected, self._exact)):
-                self._begin(network, segment)
-                self._work.hidden = self._hidden[which, part]
-                self._work.predict(layer)
-                self._work.actual[...] = actual
-                self._work.finish(layer, 0)
-                self._hidden[which, part] = self._work.hidden
+        if not self._open_loop:
+            self.corrections.append(rounded(moments.gain, CORRECTION_TYPE).data)
+            network = self._network.corrected(self.corrections[-1:], layer)
+        for tokens, segment, scalars, steps in self._sample.layer_parts(layer):
+            self._target.predict(self._exact, layer, segment, tokens)
+            self._target.go_on(segment, layer, tokens, scalars, steps)
+            means = self._twin.predict(network, layer, segment, tokens)
+            if self._open_loop:
+                (scalars,), own = stored(means[None], self._sample.geometry.dtype)
+                steps = None if own is None else own[0]
+            self._twin.go_on(segment, layer, tokens, scalars, steps)
 
-    def _begin(self, network: Network, segment: Segment) -> None:
-        self._work.begin(network, segment, self._past)
-
-    def _segments(self, layer: int) -> Iterator[tuple[slice, Segment, Floats]]:
-        """Of each segment: its tokens among all, itself, and the layer's values; those are in the past by then."""
-        dtype = self._sample.geometry.dtype
-        for part, segment, scalars, steps in self._sample.layer_parts(layer):
-            self._past.known = segment.start
-            self._past.append(from_scalars(scalars[None], None if steps is None else steps[None], dtype))
-            values = to_float(scalars, dtype)
-            yield part, segment, values if steps is None else values * to_float(steps, "fp16")[..., None]
-
-    def _errors(
-        self, network: Network, layer: int, segment: Segment, part: slice, actual: Floats
-    ) -> tuple[Floats, Floats]:
-        """How far predictions are off, K's turned: [2, tokens, kv_heads, head_dim]; rms of the hidden states."""
-        self._begin(network, segment)
-        self._work.hidden = hidden = self._hidden[0, part]
-        self._work.predict(layer)
-        errors = np.nan_to_num(actual - self._work.means, posinf=0, neginf=0)
-        return errors, np.sqrt((hidden**2).mean(axis=1, keepdims=True)) + np.float32(_TINY)
+    def _differences(self, tokens: slice) -> Floats:
+        """How far the twin's state is off, as a part of its magnitude: float32 [tokens, hidden]."""
+        hidden = self._twin.hidden[tokens]
+        return (self._target.hidden[tokens] - hidden) / (np.sqrt((hidden**2).mean(axis=1, keepdims=True)) + _SMALL)
 
 
 class _Moments:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import xxhash
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
+from prolepsis.coding.cache_dtypes import Geometry
 from prolepsis.kernels import forward
 from prolepsis.kernels.forward import Plan
 from prolepsis.kernels.qmatmul import KIND, OUT_COLUMN, Weights
@@ -28,8 +30,14 @@ from prolepsis.kernels.twin_pass import (
 )
 from prolepsis.quant.matrices import Blocks, packed, rounded, unpacked
 
-CORRECTION_TYPE = "Q8_0"
-"""How corrections are stored: int8 with a scale for each 32 columns."""
+CORRECTION_TYPE = "Q8_0"  # of GGUF: int8 with a scale for each 32 columns
+_CORRECTION = GGMLQuantizationType[CORRECTION_TYPE]
+
+
+def correction_bytes(geometry: Geometry) -> int:
+    """Bytes of a row of corrections: one number for each channel of a layer's K and V."""
+    width, (per_block, size) = 2 * geometry.kv_heads * geometry.head_dim, GGML_QUANT_SIZES[_CORRECTION]
+    return width // per_block * size
 
 
 class Variant(NamedTuple):

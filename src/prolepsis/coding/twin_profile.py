@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import DType, Geometry
@@ -16,14 +15,12 @@ from prolepsis.coding.predictors.twin import TwinPredictor
 from prolepsis.coding.profile import Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import SHAPE, TokenTables, is_valid
-from prolepsis.coding.twin_network import CORRECTION_TYPE, VARIANTS, Target, TwinNetwork
+from prolepsis.coding.twin_network import VARIANTS, Target, TwinNetwork, correction_bytes
 from prolepsis.errors import InputError
 from prolepsis.kernels.kv_contexts import LARGEST_CODE
-from prolepsis.kernels.tile import CELL
 
 VERSION = 1
 """Of the twin's arithmetic: predictions made under another number may differ in their last bits."""
-_CELL_BYTES = GGML_QUANT_SIZES[GGMLQuantizationType[CORRECTION_TYPE]][1]
 PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in VARIANTS}
 """Names in files, and the variants they stand for."""
 
@@ -35,7 +32,8 @@ class TwinProfile:
     variant: of `twin_network.VARIANTS`. corrections: uint8 [layers - 1, hidden, bytes], rows of CORRECTION_TYPE. codes:
     uint16 [layers, 2, kv_heads, head_dim], the expected error of each channel (`profile.scale_codes`). frequencies:
     uint16 [contexts, 128], as `TokenTables` takes them. network_is: `TwinNetwork.fingerprint`. static: the static
-    profile of an integer cache, whose steps are coded with it. network: given by `bound_to`.
+    profile of an integer cache, whose steps are coded with it. network: given by `bound_to`. open_loop: of
+    `TwinPredictor`; such a profile has no corrections, and is for measuring only.
     """
 
     geometry: Geometry
@@ -47,13 +45,14 @@ class TwinProfile:
     network_is: str
     static: Profile | None = None
     network: TwinNetwork | None = None
+    open_loop: bool = False
 
     embedded = False  # it is too large to go into every session file
 
     @property
     def predictor_name(self) -> str:
         """As stored in files."""
-        return f"{self.variant}/{VERSION}"
+        return f"{self.variant}{'-open' * self.open_loop}/{VERSION}"
 
     @property
     def hidden(self) -> int:
@@ -101,9 +100,9 @@ class TwinProfile:
     def _predictor(self) -> TwinPredictor:
         """Made once: its workspaces serve all who code with this profile."""
         assert self.network is not None
-        network = self.network.corrected(list(self.corrections))
-        codes = self.codes.astype(np.int32)
-        return TwinPredictor(self.predictor_name, self.network.target, network, codes, self.geometry.dtype)
+        target, network = self.network.target, self.network.corrected(list(self.corrections))
+        codes, dtype = self.codes.astype(np.int32), self.geometry.dtype
+        return TwinPredictor(self.predictor_name, target, network, codes, dtype, open_loop=self.open_loop)
 
     def tables(self, dtype: DType) -> TokenTables:
         """The profile's own."""
@@ -134,9 +133,8 @@ def from_arrays(
         ValueError: an array is missing, unknown, of another shape or type, or holds numbers that no profile has.
     """
     _, layers, heads, dim = geometry
-    row = 2 * heads * dim // CELL * _CELL_BYTES
     wanted = {
-        "corrections": (np.uint8, (layers - 1, hidden, row)),
+        "corrections": (np.uint8, (layers - 1, hidden, correction_bytes(geometry))),
         "codes": (np.uint16, (layers, 2, heads, dim)),
         "frequencies": (np.uint16, SHAPE),
     }

@@ -349,4 +349,3 @@ def run_twin(control, generation, shape, network, pool, rows_of, scratch):
                     pool, rows_of.tiles, control[_D], control[_B], control[_C],
                     network.plan.heads // pool.kv_heads, scratch.partial, scratch.partial_state, scratch.activations.x,
                 )  # fmt: skip
-

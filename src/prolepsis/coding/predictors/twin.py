@@ -8,7 +8,7 @@ are predicted from, so that they hardly grow from layer to layer.
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.cache_dtypes import DType, to_float
+from prolepsis.coding.cache_dtypes import DType, QuantisedKV, quantise, to_float, to_scalars
 from prolepsis.coding.past import as_attended
 from prolepsis.coding.predictors import Past, Prediction, Segment
 from prolepsis.coding.twin_network import Target
@@ -22,14 +22,24 @@ class TwinPredictor:
     """Predicts with `network`, the corrected twin of `target`, KV of a cache of `dtype`.
 
     codes: the expected error of each channel, int32 [layers, 2, kv_heads, head_dim], as `profile.scale_codes`.
+    open_loop: attend to what is predicted and not to what is true, as the published method does: for comparison, and
+    only with pasts that nobody else fills.
     """
 
     layers_at_once = 1
 
     def __init__(
-        self, name: str, target: Target, network: Network, codes: NDArray[np.int32], dtype: DType
+        self,
+        name: str,
+        target: Target,
+        network: Network,
+        codes: NDArray[np.int32],
+        dtype: DType,
+        *,
+        open_loop: bool = False,
     ) -> None:
         self.name, self.target, self.network, self.codes, self.dtype = name, target, network, codes, dtype
+        self.open_loop = open_loop
         self._free: list[Workspace] = []
 
     @property
@@ -78,13 +88,17 @@ class _TwinSegment:
 
     def learn(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
         """Put the layer into the past, and go on to the next."""
-        self._put(scalars[0], None if steps is None else steps[0])
-        if self._layer + 1 < self._predictor.target.plan.layers:
-            self._set_actual(scalars[0], None if steps is None else steps[0])
-            self._work.finish(self._layer, self._layer)
+        predictor, layer = self._predictor, self._layer
+        if predictor.open_loop:
+            scalars, steps = stored(self._work.means[None], predictor.dtype)
+        known = scalars[0], None if steps is None else steps[0]
+        self._put(*known)
+        if layer + 1 < predictor.target.plan.layers:
+            self._work.actual[...] = values_of(*known, predictor.dtype)
+            self._work.finish(layer, layer)
             return
         self._past.known = max(self._past.known, self._segment.start + self._segment.count)
-        self._predictor.give_back(self._work)
+        predictor.give_back(self._work)
 
     def _put(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
         segment, past = self._segment, self._past
@@ -93,8 +107,14 @@ class _TwinSegment:
             bits = as_attended(scalars, steps, self._predictor.dtype)
             put_rows(past.pool, past.blocks(stop), self._layer, segment.start, bits)
 
-    def _set_actual(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
-        values = to_float(scalars, self._predictor.dtype)
-        if steps is not None:
-            values = values * to_float(steps, "fp16")[..., None]
-        self._work.actual[...] = values
+
+def stored(values: NDArray[np.float32], dtype: DType) -> tuple[NDArray[np.uint16], NDArray[np.uint16] | None]:
+    """Scalars and steps of what a cache stores for values [layers, 2, tokens, kv_heads, head_dim]."""
+    kv = quantise(values, dtype)
+    return to_scalars(kv, dtype), kv.steps if isinstance(kv, QuantisedKV) else None
+
+
+def values_of(scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None, dtype: DType) -> NDArray[np.float32]:
+    """The values of scalars [..., kv_heads, head_dim] with steps [..., kv_heads]."""
+    values = to_float(scalars, dtype)
+    return values if steps is None else values * to_float(steps, "fp16")[..., None]

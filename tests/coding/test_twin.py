@@ -16,6 +16,7 @@ from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans, measure
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes, to_bytes
 from prolepsis.coding.segment_coder import SegmentCoder
+from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.threads import limited_to
 from prolepsis.coding.twin_calibration import calibrate_twin
 from prolepsis.coding.twin_network import REFERENCE, TwinNetwork
@@ -210,3 +211,14 @@ def test_an_open_loop_is_worth_less(mixed: Model, text: Text, twins: dict[str, T
     assert bits(opened, text) > 1.02 * bits(twins["twin-int8"], text)
     data = encode(text.kv, dtype="bf16", rope=ROPE, token_ids=text.ids.tolist(), profile=opened)
     assert np.array_equal(decode(data, profile=opened), text.kv)
+
+
+def test_kv_of_other_caches(mixed: Model, text: Text) -> None:
+    """The engine's own where it has such a cache; and attention reads what is stored, not what was computed."""
+    kv = compute_kv(mixed.target, text.ids, "bf16")
+    assert np.array_equal(arrays_of(kv)[0], text.kv)
+    for dtype in ("fp8_e4m3", "int4"):
+        own, rounded = compute_kv(mixed.target, text.ids, dtype), quantise(text.kv, dtype)
+        alike = (arrays_of(own)[0] == arrays_of(rounded)[0]).mean(axis=(1, 2, 3, 4))
+        assert alike[0] > 0.95  # what is the same is rounded once here, and twice there
+        assert (alike[1:] < 0.9).all()

@@ -77,8 +77,8 @@ def decode_layer(
 
 
 class ChainCount(NamedTuple):
-    """How often each token occurs in each context, int64 [contexts, 128]; the squared errors before RoPE of each
-    channel, in chain order, summed over the tokens: float64 [channels].
+    """How often each token occurs in each context, in K and in V, int64 [2, contexts, 128]; the squared errors before
+    RoPE of each channel, in chain order, summed over the tokens: float64 [channels].
     """
 
     tokens: NDArray[np.int64]
@@ -87,10 +87,12 @@ class ChainCount(NamedTuple):
 
 def count_layer(layer: Scalars, chain: Chain, dtype: DType, tables: TokenTables, group: int) -> ChainCount:
     """What coding a layer, uint16 [2, tokens, kv_heads, head_dim], takes, without doing it."""
-    counts = np.zeros(tables.frequencies.shape, np.int64)
+    places = _streams(layer, group)
+    counts = np.zeros((2, *tables.frequencies.shape), np.int64)
     squares = np.zeros(chain.work.features.shape[1])
-    for plane, begin, end in _streams(layer, group):
+    for i, (plane, begin, end) in enumerate(places):
+        kind = 2 * i // len(places)
         kv_chain_streams.count_chain_stream(
-            plane, begin, end, *chain, moderate_values(dtype), tables.form, tables.octaves, counts, squares
+            plane, begin, end, *chain, moderate_values(dtype), tables.form, tables.octaves, counts[kind], squares
         )
     return ChainCount(counts, squares)

@@ -6,12 +6,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from prolepsis.coding.any_profile import AnyProfile, geometry_of
 from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import Header
-from prolepsis.coding.linear_profile import AnyProfile, geometry_of
-from prolepsis.coding.predictors import Segment
+from prolepsis.coding.predictors import Past, Segment
 from prolepsis.coding.profile import PREDICTORS, Profile, fingerprint
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.errors import InputError, SegmentError
@@ -32,6 +32,10 @@ class CheckedDecoder:
         if header.profile is not None:
             _ = self.coder
 
+    def use(self, profile: AnyProfile) -> None:
+        """Take this for the profile that was given, before the first segment is decoded."""
+        self._given = profile
+
     @cached_property
     def coder(self) -> SegmentCoder:
         """Raises SegmentError where the file's profile is kept outside and was not given."""
@@ -43,9 +47,20 @@ class CheckedDecoder:
             )
         profile: AnyProfile = self._given_profile() if header.profile is None else self._own_profile(header.profile)
         try:
-            return SegmentCoder(header.geometry, profile, header.rope, group=header.heads_per_stream)
+            coder = SegmentCoder(header.geometry, profile, header.rope, group=header.heads_per_stream)
         except InputError as error:
             raise SegmentError(f"{self.name} cannot be decoded: {error}") from error
+        if coder.sequential and header.start:
+            raise SegmentError(
+                f"{self.name}: the header is not valid: {header.predictor!r} builds upon all tokens, and the first one "
+                f"here has position {header.start}"
+            )
+        return coder
+
+    @cached_property
+    def past(self) -> Past | None:
+        """The past of whoever brings none, where the coder is sequential."""
+        return self.coder.new_past()
 
     def _given_profile(self) -> AnyProfile:
         wanted, profile = self.header.profile_fingerprint, self._given
@@ -99,13 +114,17 @@ class CheckedDecoder:
         entry: SegmentEntry,
         data: NDArray[np.uint8] | None,
         out: NDArray[np.uint16] | None = None,
+        past: Past | None = None,
     ) -> KV:
         """The values of segment `number`. data: its payload, then READ_AHEAD bytes of anything. out: `SegmentCoder`'s.
+
+        past: that of the sequence, by default this decoder's own. Where the coder is sequential, it must know what is
+        before the segment, and knows the segment too once every value has been checked.
 
         Raises:
             SegmentError: names the segment, and the stream where the fault lies in one; or the profile is missing.
         """
-        coder = self.coder
+        coder, past = self.coder, self.past if past is None else past
         payload = self.check_payload(number, entry, data)
         expected = entry.index["values"].tolist()
 
@@ -119,10 +138,10 @@ class CheckedDecoder:
         ids = entry.ids if self.header.tokens == "ids" else None
         ends = np.cumsum(entry.index["length"], dtype=np.int64)
         try:
-            return coder.decode(Segment(entry.start, entry.count, ids), payload, ends, check, out)
+            return coder.decode(Segment(entry.start, entry.count, ids), payload, ends, check, out, past)
         except SegmentError:
             raise
-        except InputError as error:  # token ids that the predictor does not know
+        except InputError as error:  # token ids or positions that the predictor does not know
             raise SegmentError(f"{self.name}: segment {number}: {error}") from error
 
     def _fault(self, number: int, entry: SegmentEntry, stream: int, what: str) -> SegmentError:

@@ -13,9 +13,9 @@ from io import BytesIO
 from operator import index
 from typing import Any
 
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV, as_stored
 from prolepsis.coding.header import TokenStorage
-from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
@@ -40,8 +40,8 @@ def encode(
     kv: [layers, 2 (K, V), tokens, kv_heads, head_dim], in any form that `cache_dtypes.as_stored` takes: float16,
     bfloat16 and fp8 arrays or tensors, bit patterns with their `dtype` said ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
     QuantisedKV. rope: how K was turned; without it K is coded as V is, at a lower ratio. start: position of the first
-    token. profile: what to code with, by default one measured on `kv`; a `LinearProfile` (`coding.calibration`) may
-    need the token_ids. The rest is kept for the reader.
+    token. profile: what to code with, by default one measured on `kv`; a calibrated one may need the token_ids, and
+    where it builds upon all tokens, start 0. The rest is kept for the reader.
 
     Raises:
         InputError: a shape, dtype or parameter that cannot be coded.
@@ -66,7 +66,7 @@ def encode(
 def decode(data: bytes | bytearray | memoryview, *, profile: AnyProfile | None = None) -> KV:
     """The KV that `encode` was given, every value checked: bit patterns as uint16, or uint8 of fp8; or QuantisedKV.
 
-    profile: the one it was coded with, where that is too large to be kept with the data (`LinearProfile`).
+    profile: the one it was coded with, where that is too large to be kept with the data.
 
     Raises:
         SegmentError: the data are truncated, damaged, foreign or of a newer version, or need another profile.

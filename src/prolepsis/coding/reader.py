@@ -1,25 +1,40 @@
 """Reading session files."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding import kv_array
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.checked_decoder import CheckedDecoder
 from prolepsis.coding.container import SegmentEntry, Trailer, read_records
 from prolepsis.coding.header import Front, read_front
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.predictors import Past
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.side_by_side import in_order, segments_at_once
 from prolepsis.coding.source import FileSource, random_source
 from prolepsis.errors import SegmentError
 
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+
+class SegmentFault(NamedTuple):
+    """Why a segment, by its number, cannot be decoded: it is bad itself, or builds upon one that is."""
+
+    segment: int
+    why: str
+
 
 class SessionReader:
     """A session file, opened: its header and index are read and checked, segments when asked for.
+
+    Where its coder is sequential, decoding a segment takes decoding those before it, as far as it was not done last,
+    and the KV is kept; such a reader is not for two threads at once.
 
     `header`, `version`, `segments` (SegmentEntry each), `metadata`, `start` and `stop` (positions) are what it holds.
     `saves`: the position behind the last token of each save. `end`: the byte behind the last of these records.
@@ -95,6 +110,10 @@ class SessionReader:
             return None
         return np.concatenate([np.empty(0, np.uint32), *(s.ids for s in self.segments)])
 
+    def use(self, profile: AnyProfile) -> None:
+        """Decode with `profile`, of a file that keeps its own outside, once its header has said which."""
+        self._decoder.use(profile)
+
     @property
     def coder(self) -> SegmentCoder:
         """What codes its segments. Raises SegmentError where the profile is kept outside and was not given."""
@@ -138,30 +157,56 @@ class SessionReader:
             SegmentError: names the segment, and the stream where the fault lies in one; or the profile is missing.
             InputError: `out` has another shape or type.
         """
-        entry = self.segments[segment]
+        segment = range(len(self.segments))[segment]
         if out is not None:
-            kv_array.require_fit(out, self.header.geometry, entry.count)
-        values = self._decoded(segment)
+            kv_array.require_fit(out, self.header.geometry, self.segments[segment].count)
+        values = self._decode(segment)
         if out is None:
             return values
         kv_array.put(out, 0, values)
         return out
 
-    def _decoded(self, segment: int, out: NDArray[np.uint16] | None = None) -> KV:
+    def _decode(self, segment: int, out: NDArray[np.uint16] | None = None, past: Past | None = None) -> KV:
+        """One segment, and before it those that it builds upon and `past`, by default the reader's own, lacks."""
+        past = self._decoder.past if past is None else past
+        if self.coder.sequential and past is not None:
+            self._catch_up(segment, past)
+        return self._decode_next(segment, out, past)
+
+    def _catch_up(self, segment: int, past: Past) -> None:
+        """Have `past` know just what lies before the segment."""
+        first = bisect_right(self.segments, past.known, hi=segment + 1, key=lambda entry: entry.start) - 1
+        past.known = self.segments[first].start
+        for before in range(first, segment):
+            try:
+                self._decode_next(before, None, past)
+            except SegmentError as error:
+                raise SegmentError(f"{error}; segment {segment} builds upon it") from error
+
+    def _decode_next(self, segment: int, out: NDArray[np.uint16] | None, past: Past | None) -> KV:
         entry = self.segments[segment]
         payload = self._source.payload_at(entry.offset, entry.payload_bytes)
-        return self._decoder.decode(segment, entry, payload, out)
+        return self._decoder.decode(segment, entry, payload, out, past)
 
-    def decoded(self, start: int | None = None, stop: int | None = None) -> Iterator[tuple[SegmentEntry, KV]]:
+    def decoded(
+        self, start: int | None = None, stop: int | None = None, *, past: Past | None = None
+    ) -> Iterator[tuple[SegmentEntry, KV]]:
         """The segments that hold positions from `start` up to `stop` (all by default), each with its values, in order.
 
         Several are decoded side by side, but never more than there are threads, or than 256 MiB of values. Raises as
         `read` does, when the turn of the segment has come.
+
+        past: where the coder is sequential, it knows each segment when that is given, and after a fault all segments
+        before the bad one. What it knows at first must be this file's tokens. By default the reader keeps one.
         """
         first, last = self._range(start, stop)
         wanted = self._wanted(first, last)
-        values = in_order(len(wanted), segments_at_once(self.header), lambda i: self.read(wanted[i]))
+        values = self._in_order(wanted, lambda segment: self._decode(segment, None, past))
         return zip((self.segments[i] for i in wanted), values, strict=True)
+
+    def _in_order(self, segments: Sequence[int], work: Callable[[int], T]) -> Iterator[T]:
+        at_once = segments_at_once(self.header, bool(segments) and self.coder.sequential)
+        return in_order(len(segments), at_once, lambda i: work(segments[i]))
 
     def read_all(self, start: int | None = None, stop: int | None = None) -> KV:
         """Values from position `start` up to `stop` (all by default), in the shape of `read`.
@@ -172,29 +217,50 @@ class SessionReader:
         out = kv_array.empty(self.header.geometry, last - first)
         wanted = self._wanted(first, last)
 
-        def fill(n: int) -> None:
-            segment = self.segments[wanted[n]]
+        def fill(number: int) -> None:
+            segment = self.segments[number]
             begin, end = max(first, segment.start), min(last, segment.stop)
             target = kv_array.part(out, begin - first, end - first)
             place = kv_array.as_scalars(target) if end - begin == segment.count else None
-            values = self._decoded(wanted[n], place)
+            values = self._decode(number, place)
             if place is None:
                 kv_array.put(target, 0, kv_array.part(values, begin - segment.start, end - segment.start))
 
-        for _ in in_order(len(wanted), segments_at_once(self.header), fill):
+        for _ in self._in_order(wanted, fill):
             pass
         return out
 
     def _wanted(self, first: int, last: int) -> list[int]:
         """Numbers of the segments that hold positions from `first` up to `last`."""
-        wanted = [i for i, segment in enumerate(self.segments) if max(first, segment.start) < min(last, segment.stop)]
-        if wanted:
-            _ = self.coder  # before threads ask for it
-        return wanted
+        return [i for i, segment in enumerate(self.segments) if max(first, segment.start) < min(last, segment.stop)]
 
     def _range(self, start: int | None, stop: int | None) -> tuple[int, int]:
         first = self.start if start is None else min(max(start, self.start), self.stop)
         return first, self.stop if stop is None else max(first, min(stop, self.stop))
+
+    def faults(self, on_progress: Progress | None = None) -> list[SegmentFault]:
+        """Decode and check every segment: those that cannot be had. on_progress(segments done, segments).
+
+        Where the coder is sequential, the segments behind the first bad one are lost with it. Raises SegmentError where
+        there is nothing to decode with.
+        """
+        count, found = len(self.segments), list[SegmentFault]()
+        for segment, why in enumerate(self._in_order(range(count), self._fault_of)):
+            if why is not None:
+                found.append(SegmentFault(segment, why))
+            if on_progress is not None:
+                on_progress(segment + 1, count)
+            if found and self.coder.sequential:
+                lost = f"{self.name}: it builds upon segment {segment}, which is bad"
+                return found + [SegmentFault(later, lost) for later in range(segment + 1, count)]
+        return found
+
+    def _fault_of(self, segment: int) -> str | None:
+        try:
+            self._decode(segment)
+        except SegmentError as error:
+            return str(error)
+        return None
 
     def verify(self, *, values: bool = True) -> None:
         """Decode and check every segment; without `values`, check only its bytes, which needs no profile.

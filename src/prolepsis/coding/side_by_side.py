@@ -12,9 +12,9 @@ _BYTES = 1 << 28  # of raw KV in the segments at work; predictions take about tw
 T = TypeVar("T")
 
 
-def segments_at_once(header: Header) -> int:
-    """How many segments of such a file may be at work at a time."""
-    return max(1, min(thread_count(), _BYTES // (header.raw_bits // 8 * GRID)))
+def segments_at_once(header: Header, sequential: bool = False) -> int:
+    """How many segments of such a file may be at work at a time; `sequential`: where each builds upon those before."""
+    return 1 if sequential else max(1, min(thread_count(), _BYTES // (header.raw_bits // 8 * GRID)))
 
 
 def in_order(count: int, at_once: int, work: Callable[[int], T]) -> Iterator[T]:

@@ -5,19 +5,20 @@ from typing import BinaryIO
 
 from numpy.typing import NDArray
 
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.checked_decoder import CheckedDecoder
 from prolepsis.coding.container import SegmentEntry, Trailer, read_records
 from prolepsis.coding.header import read_front
-from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.source import Source
 
 
 class SessionStream:
     """A session file that can be read once only. Its header is read at once, the segments as they are iterated over.
 
-    Iterating gives (SegmentEntry, values as `SessionReader.read` gives them), one segment in memory at a time. It ends
-    only where the file is whole; until then nothing says that what came belongs to a whole save.
+    Iterating gives (SegmentEntry, values as `SessionReader.read` gives them), one segment in memory at a time; where
+    its coder is sequential, the whole KV too. It ends only where the file is whole; until then nothing says that what
+    came belongs to a whole save.
 
     `header` and `version` are there from the beginning; `metadata`, `saves` (the position behind the last token of
     each) and `bytes_read` are final once the iterator has ended.
@@ -36,6 +37,10 @@ class SessionStream:
         self._decoder = CheckedDecoder(self.header, self.name, profile)
         self.metadata = b""
         self.saves: list[int] = []
+
+    def use(self, profile: AnyProfile) -> None:
+        """As `SessionReader.use`."""
+        self._decoder.use(profile)
 
     @property
     def bytes_read(self) -> int:

@@ -66,7 +66,7 @@ def encode_layers(
 def count_layers(
     values: NDArray[np.uint16], prediction: Prediction, tables: TokenTables, group: int
 ) -> NDArray[np.int64]:
-    """How often each token occurs in each context: int64 [contexts, 128]."""
+    """How often each token occurs in each context, in each layer's K and V: int64 [layers * 2, contexts, 128]."""
     matrices, guesses = _matrices(values), _guesses(prediction)
     places = _places(values, group)
     counts = np.zeros((len(places), *tables.frequencies.shape), np.int64)
@@ -76,7 +76,7 @@ def count_layers(
         kv_streams.count_stream(matrices[m], column, row, guesses[m], tables.form, tables.octaves, counts[s])
 
     for_each(len(places), work)
-    return counts.sum(axis=0)
+    return counts.reshape(len(matrices), -1, *tables.frequencies.shape).sum(axis=1)
 
 
 def decode_layers(

@@ -10,12 +10,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from prolepsis.coding import container, kv_array
+from prolepsis.coding.any_profile import AnyProfile, geometry_of
 from prolepsis.coding.cache_dtypes import DType, as_stored
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import VERSION, Header, TokenStorage, header_link, pack_header
-from prolepsis.coding.linear_profile import AnyProfile, geometry_of
-from prolepsis.coding.predictors import Segment
+from prolepsis.coding.predictors import Past, Segment
 from prolepsis.coding.profile import GRID, Profile, grid_spans
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
@@ -29,6 +29,9 @@ class SessionWriter:
 
     What was added is whole only after `finish`, which ends a *save*; more may be added and finished behind it. What
     the file holds is never changed, so `file` need not be seekable.
+
+    Where the profile's coder is sequential, a file begins at position 0, and the KV is kept, unless the writer is given
+    a `past` which holds it.
 
     `header`: what was written. `position`: behind the last token. `file_bytes`: size of the file so far.
     """
@@ -45,17 +48,24 @@ class SessionWriter:
         numerics: str = "",
         block_size: int = 16,
         tokens: TokenStorage = "ids",
+        past: Past | None = None,
     ) -> None:
         """Write the header.
 
         `tokens`: whether `add` gets token ids to store ("ids"), to store only their block hashes ("hashes"), or none.
+        `past`: where the coder is sequential, that of the sequence, which may know what will be added already.
 
         Raises:
             InputError: block_size does not divide 256 or start is no multiple of it, RoPE is wider than a head, the
-                profile is for another dtype or RoPE, or something exceeds the bounds in docs/format.md.
+                profile is for another dtype or RoPE, or sequential and start is not 0, or something exceeds the bounds
+                in docs/format.md.
         """
         geometry = geometry_of(profile, dtype)
         coder = SegmentCoder(geometry, profile, rope)
+        if coder.sequential and start:
+            raise InputError(
+                f"{coder.predictor.name} builds upon all tokens from position 0 on, and these begin at position {start}"
+            )
         written = Header(
             model=dict(model or {}),
             numerics=numerics,
@@ -71,28 +81,38 @@ class SessionWriter:
             profile=profile.to_bytes() if isinstance(profile, Profile) and profile.embedded else None,
         )
         front = pack_header(written)
-        self._begin(file, written, coder, BlockHashes(block_size), header_link(front))
+        past = coder.new_past() if past is None else past
+        self._begin(file, written, coder, past, BlockHashes(block_size), header_link(front))
         self._write(front)
 
-    def _begin(self, file: BinaryIO, header: Header, coder: SegmentCoder, hashes: BlockHashes, link: bytes) -> None:
+    def _begin(
+        self,
+        file: BinaryIO,
+        header: Header,
+        coder: SegmentCoder,
+        past: Past | None,
+        hashes: BlockHashes,
+        link: bytes,
+    ) -> None:
         self.header = header
         self.position = header.start
         self.file_bytes = 0
-        self._file, self._coder, self._hashes, self._link = file, coder, hashes, link
+        self._file, self._coder, self._past, self._hashes, self._link = file, coder, past, hashes, link
         self._segments = self._saves = 0
         self._whole = 0  # bytes of the file up to the end of its last save
         self._begun = True  # whether anything was written by this writer
 
     @classmethod
-    def append_to(cls, reader: SessionReader) -> "SessionWriter":
+    def append_to(cls, reader: SessionReader, past: Past | None = None) -> "SessionWriter":
         """Go on behind what `reader` holds, which stays as it is until `finish`, and whatever happens before it.
 
         The reader's file must be open for reading and writing ("r+b"). The rest of a save that was broken off (read
-        with salvage=True) is cut off with the first write.
+        with salvage=True) is cut off with the first write. `past`: where the coder is sequential, that of the sequence,
+        which knows all tokens that the file holds; without it they are decoded.
 
         Raises:
             InputError: no file; a file of version 1; one that keeps only block hashes and ends within a block.
-            SegmentError: its profile is kept outside and was not given to the reader.
+            SegmentError: its profile is kept outside and was not given to the reader; or what must be decoded is bad.
         """
         kept = reader.header
         if reader.file is None:
@@ -100,7 +120,8 @@ class SessionWriter:
         if reader.version != VERSION:
             raise InputError(f"{reader.name} has format version {reader.version}, which cannot be appended to")
         writer = cls.__new__(cls)
-        writer._begin(reader.file, kept, reader.coder, _hashes_behind(reader), reader.link)
+        hashes, past = _hashes_behind(reader), _past_behind(reader) if past is None else past
+        writer._begin(reader.file, kept, reader.coder, past, hashes, reader.link)
         writer.position, writer.file_bytes = reader.stop, reader.end
         writer._segments, writer._saves = len(reader.segments), len(reader.saves)
         writer._whole, writer._begun = reader.end, False
@@ -112,7 +133,8 @@ class SessionWriter:
         Becomes one segment for each 256 positions it touches, so few large calls make a smaller file.
 
         Raises:
-            InputError: a type, shape or number of ids that does not fit.
+            InputError: a type, shape or number of ids that does not fit; or ids or positions that the predictor does
+                not know.
         """
         kept = self.header
         if not isinstance(kv, np.ndarray) or kv.dtype.kind != "u":
@@ -131,9 +153,10 @@ class SessionWriter:
             begin, stop = span.start - first, span.start - first + span.count
             known = numbers[begin:stop] if kept.tokens == "ids" else None  # a reader will know no more
             part = kv_array.codable(kv_array.part(kv, begin, stop))
-            return self._coder.encode(Segment(span.start, span.count, known), part)
+            return self._coder.encode(Segment(span.start, span.count, known), part, self._past)
 
-        for span, coded in zip(spans, in_order(len(spans), segments_at_once(kept), encode), strict=True):
+        at_once = segments_at_once(kept, self._coder.sequential)
+        for span, coded in zip(spans, in_order(len(spans), at_once, encode), strict=True):
             self._add_segment(span, coded, numbers[span.start - first : span.start - first + span.count])
 
     def _add_segment(self, span: Segment, coded: list[CodedStream], ids: NDArray[np.uint32]) -> None:
@@ -200,6 +223,15 @@ def _hashes_behind(reader: SessionReader) -> BlockHashes:
         raise InputError(f"{reader.name} ends within a block and keeps no token ids, so it cannot be appended to")
     known = [hash_ for segment in reader.segments for hash_ in segment.hashes.tolist()]
     return BlockHashes(size, known[-1] if known else 0)
+
+
+def _past_behind(reader: SessionReader) -> Past | None:
+    """What further segments are coded with, where the coder is sequential."""
+    past = reader.coder.new_past()
+    if past is not None:
+        for _ in reader.decoded(past=past):
+            pass
+    return past
 
 
 def _sync(file: BinaryIO) -> None:

@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 
 from prolepsis.coding import kv_array
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import KV, DType, quantise
+from prolepsis.coding.cache_dtypes import KV, DType
 from prolepsis.coding.calibration import Embedding, Progress, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans, measure_parts
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes
+from prolepsis.coding.rates import rate
+from prolepsis.coding.segment_coder import SegmentCoder
+from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.twin_calibration import calibrate_twin
 from prolepsis.coding.twin_network import Target
 from prolepsis.coding.twin_profile import TwinProfile
-from prolepsis.coding.rates import rate
-from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.engine.identity import geometry, identity, rope_spec
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError
@@ -42,8 +43,7 @@ def kv_of_texts(
 ) -> Iterator[WindowKV]:
     """The KV of texts, given as token ids, in windows of up to `window` tokens, until there are `tokens` of them.
 
-    Each window is computed on its own. For a dtype that the engine's cache does not have, the KV is what such a cache
-    would store of this one's. on_progress(tokens done, tokens).
+    Each window is computed on its own, also with a dtype that the engine's cache does not have. on_progress(tokens done, tokens).
     """
     done, total = 0, min(tokens, sum(map(len, texts)))
     for ids in texts:
@@ -58,13 +58,14 @@ def kv_of_texts(
 
 
 def _compute(llm: LLM, ids: list[int], dtype: DType) -> KV:
+    if dtype != llm.kv_cache.dtype:
+        return compute_kv(target_of(llm), np.array(ids, np.uint32), dtype)
     sequence = llm.runner.new_sequence(ids)
     try:
         llm.runner.prefill(sequence)
-        bits = llm.kv_cache.read(sequence.table, 0, len(ids))
+        return llm.kv_cache.read(sequence.table, 0, len(ids))
     finally:
         sequence.release()
-    return bits if dtype == llm.kv_cache.dtype else quantise(bits, dtype)
 
 
 def collect(llm: LLM, windows: Iterator[WindowKV], dtype: DType, tokens: int) -> CalibrationSample:

@@ -9,11 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from prolepsis.coding import SessionReader, SessionWriter
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import DType, values_of
-from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.coding.profile import GRID, grid_spans, measure
+from prolepsis.coding.side_by_side import segments_at_once
 from prolepsis.engine.identity import identity, rope_spec
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.past import CachedPast
+from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError, SegmentError
 from prolepsis.model.chat_template import Message, check_messages
@@ -93,19 +96,25 @@ def write_session(
     profile: AnyProfile | None = None,
 ) -> SaveReport:
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
-    cached = sequence.num_cached
-    kv = llm.kv_cache.read(sequence.table, 0, cached)
+    cached, whole = sequence.num_cached, None
     dtype, rope = cache_dtype(llm), rope_spec(llm)
+    if profile is None:
+        whole = llm.kv_cache.read(sequence.table, 0, cached)
+        profile = measure(whole, dtype, rope, 0)
     writer = SessionWriter(
         file,
-        profile or measure(kv, dtype, rope, 0),
+        profile,
         dtype=dtype,
         rope=rope,
         model=identity(llm),
         numerics=NUMERICS,
         block_size=llm.kv_cache.block_size,
+        past=CachedPast(llm.runner, sequence),
     )
-    writer.add(kv, sequence.tokens[:cached])
+    if whole is None:
+        _add_cached(writer, llm, sequence)
+    else:
+        writer.add(whole, sequence.tokens[:cached])
     writer.finish(_pack_metadata(sequence, messages))
     return SaveReport(cached, writer.header.predictor, writer.file_bytes, None)
 
@@ -117,7 +126,8 @@ def _append(
     cached = sequence.num_cached
     with ExitStack() as stack:
         try:
-            old, writer = stack.enter_context(append_session(path, profile=profile))
+            past = CachedPast(llm.runner, sequence)
+            old, writer = stack.enter_context(append_session(path, profile=profile, past=past))
         except BusyError:
             raise
         except InputError:
@@ -131,10 +141,18 @@ def _append(
             return None
         metadata, first = _pack_metadata(sequence, messages), old.stop
         if first < cached:
-            writer.add(llm.kv_cache.read(sequence.table, first, cached), sequence.tokens[first:cached])
+            _add_cached(writer, llm, sequence)
         if first < cached or metadata != old.metadata or old.torn is not None:
             writer.finish(metadata)
         return SaveReport(cached, writer.header.predictor, writer.file_bytes, cached - first)
+
+
+def _add_cached(writer: SessionWriter, llm: LLM, sequence: Sequence) -> None:
+    """Add what the file lacks of the cached tokens, some segments at a time: no more KV than theirs is copied."""
+    step = GRID * segments_at_once(writer.header)
+    while (first := writer.position) < sequence.num_cached:
+        stop = min(first - first % step + step, sequence.num_cached)
+        writer.add(llm.kv_cache.read(sequence.table, first, stop), sequence.tokens[first:stop])
 
 
 def _begins_with(sequence: Sequence, old: SessionReader) -> bool:
@@ -157,13 +175,15 @@ def load_session(
 
     recompute: where a segment is damaged, restore what comes before it and leave the rest of the tokens pending, to be
     computed again; where the last save was broken off, restore the one before it, or what is whole of the first one.
-    `refused` and `torn` then say what was wrong. profile: for a file that keeps its own outside.
+    `refused` and `torn` then say what was wrong. profile: for a file that keeps its own outside; where it is not the
+    one, that is looked for among the kept ones (`profile_store`).
 
     Raises SegmentError (damaged, foreign, another model's), InputError (not readable, too long for the context),
     CapacityError (no room in the cache); nothing is kept of the session then.
     """
     with open_session(path, profile=profile, salvage=recompute) as reader:
         _require_ours(reader, llm)
+        _find_profile(reader, llm, profile)
         _ = reader.coder  # a missing profile is no damage that computing again should hide
         metadata = _read_metadata(reader)
         ids = reader.ids
@@ -179,15 +199,23 @@ def load_session(
         return SavedSession(sequence, metadata.messages, reader.header.predictor, refused, reader.torn)
 
 
+def _find_profile(reader: SessionReader, llm: LLM, given: AnyProfile | None) -> None:
+    header = reader.header
+    here = None if given is None else given.fingerprint
+    if header.profile is None and header.profile_fingerprint != here:
+        reader.use(profile_of_session(header, reader.name, llm))
+
+
 def _restore(reader: SessionReader, sequence: Sequence, llm: LLM, recompute: bool) -> str | None:
+    past = CachedPast(llm.runner, sequence)
     try:
-        for segment, values in reader.decoded():
-            sequence.table.prepare_write(segment.count)
-            sequence.table.append(segment.count)
-            llm.kv_cache.write(sequence.table, segment.start, values_of(values))
+        for segment, values in reader.decoded(past=past):
+            if past.known < segment.stop:
+                past.append(values_of(values))
     except SegmentError as error:
         if not recompute:
             raise
+        past.discard_room()
         return str(error)
     return None
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prolepsis.coding import SessionReader, SessionWriter
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.any_profile import AnyProfile
+from prolepsis.coding.predictors import Past
 from prolepsis.errors import InputError
 
 if sys.platform != "win32":
@@ -88,13 +89,14 @@ def open_session(
 
 @contextmanager
 def append_session(
-    path: str | os.PathLike[str], *, profile: AnyProfile | None = None
+    path: str | os.PathLike[str], *, profile: AnyProfile | None = None, past: Past | None = None
 ) -> Iterator[tuple[SessionReader, SessionWriter]]:
     """The session file at `path`, and a writer that goes on behind its last whole save.
 
     Only one process at a time appends to a file. Whatever happens on the way, what was saved before stays: on an
     exception what was added is cut off again, and what a killed process leaves behind is left out by readers that
-    salvage, and cut off by the next save. As long as nothing is added or finished, the file is not touched.
+    salvage, and cut off by the next save. As long as nothing is added or finished, the file is not touched. `past` is
+    that of `SessionWriter.append_to`.
 
     Raises:
         InputError: it cannot be opened for writing or appended to, another process is at it, or the disk is full.
@@ -108,7 +110,7 @@ def append_session(
     with file:
         _lock(file, path)
         reader = SessionReader(file, str(path), profile=profile, salvage=True)
-        writer = SessionWriter.append_to(reader)
+        writer = SessionWriter.append_to(reader, past)
         try:
             yield reader, writer
             _require_in_place(file, path)

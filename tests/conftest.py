@@ -1,5 +1,7 @@
 """Models that tests share: a tiny one that lies beside them, and the default one, fetched if need be."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,33 @@ if TYPE_CHECKING:
     from prolepsis import LLM
 
 TINY = Path(__file__).parent / "data" / "gguf" / "Q4_0.gguf"
+
+
+def _use_cache(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    """A cache directory with the models and compiled kernels that are there already, and no profile."""
+    from prolepsis.model.pull import cache_directory
+
+    for name in ("models", "kernels"):
+        there = cache_directory() / name
+        there.mkdir(parents=True, exist_ok=True)
+        os.symlink(there.resolve(), directory / name)
+    patch.setenv("PROLEPSIS_CACHE", str(directory))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is calibrated on this machine changes no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        _use_cache(patch, tmp_path_factory.mktemp("cache"))
+        yield
+
+
+@pytest.fixture
+def profiles(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where one test, and no other, keeps profiles."""
+    cache = tmp_path_factory.mktemp("cache")
+    _use_cache(monkeypatch, cache)
+    return cache / "profiles"
 
 
 @pytest.fixture(scope="session")

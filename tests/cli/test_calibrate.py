@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command import call, json_of
+from command import assert_refused, call, json_of
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,54 @@ def test_a_session_with_a_profile(profile: Path, text: Path, tiny: Path, tmp_pat
     assert saved["ratio"] > plain["ratio"]
     verified = call("kv", "verify", session, "--profile", profile, "--against", tiny)
     assert verified.code == 0, verified.err
-    refused = call("kv", "verify", session)
-    assert refused.code == 2
-    assert "--profile" in refused.err
+    assert_refused(call("kv", "verify", session), "needs the profile", "--profile")
+    assert_refused(call("kv", "verify", session, "--profile", profile), "pass that with --model")
     loaded = json_of(call("kv", "load", session, "--model", tiny, "--profile", profile, "--json", "--max-tokens", "3"))
     assert loaded["restored_tokens"] == saved["tokens"]
+    other = ["kv", "save", text, "-o", session, "--model", tiny, "--profile", profile, "--predictor", "static"]
+    assert_refused(call(*other), "is for linear/1, and --predictor asks for static")
+
+
+def test_a_kept_profile_needs_no_name(text: Path, tiny: Path, tmp_path: Path, profiles: Path) -> None:
+    session = tmp_path / "s.pkv"
+    saving = ["kv", "save", text, "-o", session, "--model", tiny, "--json"]
+    command = f"prolepsis calibrate {tiny} --predictor linear --text FILE"
+    assert_refused(call(*saving, "--predictor", "linear"), "--predictor linear", f"`{command}`")
+    assert_refused(call(*saving, "--predictor", "twin"), "--predictor 'twin' is not known")
+    assert not session.exists()
+    assert json_of(call(*saving))["predictor"] == "static/1"
+    calibrated = json_of(call("calibrate", tiny, "--text", text, "--json"))
+    assert profiles in Path(calibrated["file"]).parents
+    for kind, predictor in (([], "linear/1"), (["static"], "static/1"), (["linear"], "linear/1")):
+        assert json_of(call(*saving, *(["--predictor"] * len(kind)), *kind))["predictor"] == predictor
+    assert json_of(call("kv", "load", session, "--model", tiny, "--json", "--max-tokens", "3"))["restored_tokens"] > 0
+    assert json_of(call("kv", "verify", session, "--against", tiny, "--json"))["equal_to_recomputed"] is True
+    assert call("kv", "verify", session, "--model", tiny).code == 0
+    assert json_of(call("kv", "verify", "-", "--model", tiny, "--json", stdin=session.read_bytes()))["sound"] is True
+    assert_refused(call("kv", "verify", session), "pass it with --model")
+
+
+def test_a_chat_is_kept_with_the_best_kept_profile(text: Path, tiny: Path, tmp_path: Path, profiles: Path) -> None:
+    session, chatting = tmp_path / "chat.pkv", ["chat", tiny, "--max-tokens", "3", "--seed", "1", "--session"]
+    assert call(*chatting, session, stdin=b"One\n").code == 0
+    assert json_of(call("kv", "inspect", session, "--json"))["predictor"] == "static/1"
+    json_of(call("calibrate", tiny, "--text", text, "--json"))
+    for question in (b"Two\n", b"Three\n"):
+        resumed = call(*chatting, session, stdin=question)
+        assert resumed.code == 0, resumed.err
+        assert "resumed" in resumed.err
+    assert json_of(call("kv", "inspect", session, "--json"))["predictor"] == "linear/1"
+    (kept,) = profiles.rglob("*.safetensors")
+    kept.unlink()
+    assert_refused(call(*chatting, session, stdin=b"Four\n"), "needs the profile", str(profiles))
+
+
+def test_where_nothing_can_be_kept(text: Path, tiny: Path, tmp_path: Path, profiles: Path) -> None:
+    profiles.write_text("in the way")
+    assert_refused(call("calibrate", tiny, "--text", text), "cannot be kept in", "-o")
+    done = call("kv", "save", text, "-o", tmp_path / "s.pkv", "--model", tiny)
+    assert done.code == 0
+    assert done.err.count("cannot be read") == 1
 
 
 def test_a_table_is_printed(text: Path, tiny: Path, tmp_path: Path) -> None:

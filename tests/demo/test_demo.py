@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from command import COMMAND, assert_refused, call, environment, json_of
 
+from prolepsis.demo.calibrated import PREDICTOR
 from prolepsis.demo.run import document
+from prolepsis.errors import InputError
 
-FIELDS = [
-    "model", "tokens", "predictor", "raw_bytes", "coded_bytes", "ratio", "others", "bit_identical",
-    "same_continuation", "save_s", "restore_s", "prefill_s", "answer",
-]  # fmt: skip
+pytestmark = pytest.mark.usefixtures("profiles")
+
+FIELDS = ["model", "tokens", "raw_bytes", "sessions", "others", "prefill_s", "answer"]
 
 
 @pytest.fixture
@@ -24,11 +25,17 @@ def short_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("prolepsis.demo.run"), "document", lambda: text)
 
 
+def cannot_take_this_model(*arguments: object) -> None:
+    raise InputError("heads of 7")
+
+
 def assert_sound(record: dict) -> None:
     assert list(record) == FIELDS
-    assert record["bit_identical"] is record["same_continuation"] is True
-    assert record["ratio"] == record["raw_bytes"] / record["coded_bytes"] > 1
-    assert min(record["save_s"], record["restore_s"], record["prefill_s"]) > 0
+    assert [session["predictor"] for session in record["sessions"]] == ["static/1", f"{PREDICTOR}/1"]
+    for session in record["sessions"]:
+        assert session["bit_identical"] is session["same_continuation"] is True
+        assert session["ratio"] == record["raw_bytes"] / session["coded_bytes"] > 1
+        assert min(session["save_s"], session["restore_s"], record["prefill_s"]) > 0
     assert min(record["others"].values()) > 0.9
     assert any(name.startswith("zstd") for name in record["others"])
 
@@ -45,7 +52,8 @@ def test_the_default_model_once_it_is_fetched_needs_no_network() -> None:
     assert record["model"] == "smollm2:135m"
     assert 1200 < record["tokens"] < 2000
     assert record["raw_bytes"] == record["tokens"] * 30 * 2 * 3 * 64 * 2
-    assert record["ratio"] > 1.5
+    static, calibrated = record["sessions"]
+    assert calibrated["ratio"] > 1.1 * static["ratio"] > 1.5
     assert "cache" in record["answer"].lower()
 
 
@@ -59,10 +67,18 @@ def test_one_json_object_and_nothing_else(tiny: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_document")
-def test_the_table_holds_the_figures(tiny: Path) -> None:
+def test_the_table_holds_the_figures_where_no_profile_can_be_kept(tiny: Path, profiles: Path) -> None:
+    profiles.write_text("in the way")
     outcome = call("demo", tiny)
     assert outcome.code == 0
-    for part in ("KV cache, raw", "ratio of zstd-3", "every bit restored", "same continuation", "prefill instead"):
+    for part in (
+        "KV cache, raw",
+        "ratio of zstd-3",
+        "every bit restored",
+        "same continuation",
+        "prefill instead",
+        PREDICTOR,
+    ):
         assert part in outcome.out
     assert "NO" not in outcome.out
     assert "restoring it in a new process" in outcome.err
@@ -80,9 +96,11 @@ def test_a_difference_is_shown_and_is_a_failure(tiny: Path, monkeypatch: pytest.
     module = importlib.import_module("prolepsis.demo.run")
     restore = module._restore_apart
     monkeypatch.setattr(module, "_restore_apart", lambda *arguments: restore(*arguments) | {lie: []})
+    monkeypatch.setattr(module, "profile_for", cannot_take_this_model)
     outcome = call("demo", tiny)
     assert outcome.code == 1
     assert "NO" in outcome.out
+    assert f"{PREDICTOR} is left out: heads of 7" in outcome.err
     assert "the restored session differs from the original" in outcome.err
 
 

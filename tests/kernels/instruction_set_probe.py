@@ -1,6 +1,6 @@
 """A hash of the kernels' results, which must be the same on every instruction set.
 
-usage: instruction_set_probe.py short|whole|coding DIRECTORY
+usage: instruction_set_probe.py short|whole|streams|coding DIRECTORY
 """
 
 import hashlib
@@ -47,14 +47,27 @@ def whole(directory):
         yield session.kv(len(tokens))
 
 
+def streams(directory):
+    """Streams of every dtype, of any shape and prediction."""
+    from stream_cases import results
+
+    yield from results()
+
+
 def coding(directory):
     """Values of session files written on the host. Writes others, of the same values."""
     write_files(directory, PROBE)
     yield from values_of_files(directory, HOST)
 
 
+# Files that twins code: variant, cache dtype, whether the values are those of a model.
+TWINS = (("twin-int8", "bf16", True), ("twin-int8", "bf16", False), ("twin-int8a16", "fp16", True),
+         ("twin-int4", "fp8_e4m3", True))  # fmt: skip
+
+
 def write_profiles(directory):
-    """Of `linear`, for each cache dtype. Fitting them uses BLAS, whose results are not the same everywhere."""
+    """Of `linear`, for each cache dtype, and of twins. Fitting them uses BLAS, whose results are not the same
+    everywhere. And what the twins are to code, which it takes the engine to compute."""
     from linear_samples import linear_profile
 
     from prolepsis.coding.cache_dtypes import FORMATS
@@ -64,6 +77,57 @@ def write_profiles(directory):
         profile = linear_profile(dtype, tokens=300)
         saved = CalibratedProfile(profile, profile.geometry, profile.rope, {}, 300)
         (directory / f"{dtype}.profile").write_bytes(to_bytes(saved))
+    write_twins(directory)
+
+
+def write_twins(directory):
+    """The model, the text, and a profile for each of TWINS."""
+    from twin_samples import ROPE, model
+
+    from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
+
+    small = model(directory / "twin.gguf")
+    for variant, dtype, sound in TWINS:
+        ids, kv = small.text(3, 270, dtype)
+        if not sound:
+            kv = np.random.default_rng(0).integers(0, 1 << 16, kv.shape, np.uint16)
+        name = twin_name(variant, dtype, sound)
+        np.savez(directory / f"{name}.npz", ids=ids, kv=kv)
+        if sound:
+            profile = small.twin(variant, dtype)
+            saved = CalibratedProfile(profile, profile.geometry, ROPE, {}, 600)
+            (directory / f"{variant}_{dtype}.profile").write_bytes(to_bytes(saved))
+
+
+def twin_name(variant, dtype, sound):
+    """Of a file that a twin codes."""
+    return f"{variant}{'' if sound else '-noise'}_{dtype}"
+
+
+def twin_profile(directory, variant, dtype):
+    """That of `write_twins`, with its model."""
+    from decoding import HEAD_DIM, KV_HEADS, VOCAB
+
+    from prolepsis.coding.profile_file import from_bytes
+    from prolepsis.coding.twin_network import Target
+    from prolepsis.model.config import ModelConfig
+    from prolepsis.model.gguf_file import GGUFFile
+    from prolepsis.model.weights import load_plan
+
+    file = GGUFFile.open(directory / "twin.gguf")
+    target = Target(load_plan(file, ModelConfig.from_gguf(file), 512), KV_HEADS, HEAD_DIM, VOCAB)
+    return from_bytes((directory / f"{variant}_{dtype}.profile").read_bytes(), variant).profile.bound_to(target)
+
+
+def write_twin_files(directory, folder):
+    """A session file for each of TWINS."""
+    from prolepsis.coding import encode
+
+    for variant, dtype, sound in TWINS:
+        name, profile = twin_name(variant, dtype, sound), twin_profile(directory, variant, dtype)
+        with np.load(directory / f"{name}.npz") as text:
+            data = encode(text["kv"], dtype=dtype, rope=profile.rope, token_ids=text["ids"], profile=profile)
+        (directory / folder / f"{name}.pkv").write_bytes(data)
 
 
 def write_files(directory, folder):
@@ -91,6 +155,7 @@ def write_files(directory, folder):
             writer.add(values, ids)
             writer.finish()
             (directory / folder / f"{name}_{dtype}.pkv").write_bytes(file.getvalue())
+    write_twin_files(directory, folder)
 
 
 def bound_profile(directory, dtype):
@@ -118,7 +183,11 @@ def values_of_files(directory, folder):
 
     for path in sorted((directory / folder).iterdir()):
         predictor, dtype = path.stem.split("_", 1)
-        profile = bound_profile(directory, dtype) if predictor == "linear" else None
+        profile = None
+        if predictor == "linear":
+            profile = bound_profile(directory, dtype)
+        elif predictor.startswith("twin"):
+            profile = twin_profile(directory, predictor.removesuffix("-noise"), dtype)
         yield from arrays_of(SessionReader(path.read_bytes(), profile=profile).read_all())
 
 
@@ -132,8 +201,8 @@ def hash_of(arrays):
 
 
 def result_hash(length, directory):
-    """That of the results of `short`, `whole` or `coding`, which may write into `directory`."""
-    return hash_of({"short": short, "whole": whole, "coding": coding}[length](directory))
+    """That of the results of one of the functions above, which may write into `directory`."""
+    return hash_of({"short": short, "whole": whole, "streams": streams, "coding": coding}[length](directory))
 
 
 if __name__ == "__main__":

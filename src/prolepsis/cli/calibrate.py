@@ -24,8 +24,9 @@ from prolepsis.cli.console import (
 )
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.profile_file import to_bytes
+from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.profile_store import keep, require_store
 from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
 from prolepsis.errors import InputError
 from prolepsis.model.pull import DEFAULT_MODEL
@@ -36,9 +37,19 @@ _FEW_TOKENS = 2000
 
 def calibrate_(
     text: Annotated[list[Path], typer.Option(help="A UTF-8 text file to calibrate on; may be repeated.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The profile file to write.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the profile to this file, for --profile. Default: keep it in the cache directory, where `kv` "
+            "and `chat` find it. Older ones stay there, for the sessions coded with them.",
+        ),
+    ] = None,
     model: ModelArgument = DEFAULT_MODEL,
-    predictor: Annotated[str, typer.Option(help="What the profile is for: linear, static or marginal.")] = "linear",
+    predictor: Annotated[
+        str, typer.Option(help=f"What the profile is for: {', '.join(get_args(PredictorKind))}.")
+    ] = "linear",
     kv_dtype: Annotated[str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")] = "bf16",
     tokens: Annotated[
         int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")
@@ -61,7 +72,10 @@ def calibrate_(
         raise InputError("-o: a profile is written to a file, not to standard output; give its name")
     contents = [read_text(path, "--text") for path in text]
     checks = {str(path): read_text(path, "--check") for path in check or []}
-    require_writable(output)
+    if output is None:
+        require_store()
+    else:
+        require_writable(output)
     llm = load(model, kv_memory=kv_memory, kv_dtype="fp16" if dtype == "fp16" else "bf16", threads=threads)
     window = min(window, llm.max_context)
     texts = [llm.tokenizer.encode(content) for content in contents]
@@ -76,17 +90,15 @@ def calibrate_(
     with _sample(llm, texts, dtype, window, tokens, "reading the texts") as sample:
         with bar("fitting") as on_progress:
             calibrated = calibrate(llm, sample, kind, on_progress)
-        data = to_bytes(calibrated)
-        with replace_file(output) as file:
-            file.write(data)
+        path = keep(calibrated) if output is None else _write(output, calibrated)
         seconds = time.perf_counter() - start
         rates = {} if sample.fitted.all() else {"held out of the fit": compare(calibrated, sample, held_out=True)}
     for name, ids in checked.items():
         with _sample(llm, [ids], dtype, window, tokens, f"reading {name}") as sample:
             rates[name] = compare(calibrated, sample)
     report = {
-        "file": str(output),
-        "file_bytes": len(data),
+        "file": str(path),
+        "file_bytes": path.stat().st_size,
         "predictor": calibrated.profile.predictor_name,
         "fingerprint": calibrated.profile.fingerprint,
         "dtype": dtype,
@@ -98,6 +110,14 @@ def calibrate_(
         print_json(report)
     else:
         _print(report)
+        if output is None:
+            note("it is kept there: `kv save` and `chat --session` use it from now on; sessions coded with it need it")
+
+
+def _write(path: Path, calibrated: CalibratedProfile) -> Path:
+    with replace_file(path) as file:
+        file.write(to_bytes(calibrated))
+    return path
 
 
 def _sample(

@@ -26,8 +26,8 @@ from prolepsis.cli.console import (
     read_text,
     show,
 )
-from prolepsis.cli.kv import ProfileOption, profile_of
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kind, profile_to_save_with
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.request import Completion
@@ -124,6 +124,7 @@ def chat(
             "back to the one before. Else it is refused."
         ),
     ] = False,
+    predictor: PredictorOption = None,
     profile: ProfileOption = None,
     system: Annotated[str | None, typer.Option(help="Instructions that come before the conversation.")] = None,
     temperature: Temperature = 0.7,
@@ -148,10 +149,11 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
     )
+    kind = predictor_kind(predictor)
     if session is not None:
         require_writable(session)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    coded_with = profile_of(profile, llm)
+    coded_with = None if session is None else profile_to_save_with(llm, kind, profile)
     conversation = _open_conversation(llm, session, system, recompute, coded_with)
     turns_before = len(conversation.messages)
     _prepare_to_ask()

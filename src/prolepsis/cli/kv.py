@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +27,13 @@ from prolepsis.cli.console import (
     read_text,
     show,
 )
+from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kind, profile_to_save_with
 from prolepsis.coding import SessionReader, SessionStream
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.container import SegmentEntry
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.profiles import load_profile, read_profile
+from prolepsis.engine.profile_store import profile_of_session
+from prolepsis.engine.profiles import load_profile, needs_model, read_profile
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import cache_dtype, load_session, save_session, write_session
 from prolepsis.errors import InputError, ProlepsisError
@@ -39,10 +42,6 @@ from prolepsis.store import open_session, require_writable
 
 SessionArgument = Annotated[Path, typer.Argument(help="A session file.")]
 SessionOrPipe = Annotated[Path, typer.Argument(help="A session file; - is standard input.")]
-
-ProfileOption = Annotated[
-    Path | None, typer.Option(help="A profile file (`prolepsis calibrate`) of this model and cache dtype.")
-]
 
 _PIPE = Path("-")
 
@@ -58,6 +57,7 @@ def save(
             "any other file replaced.",
         ),
     ],
+    predictor: PredictorOption = None,
     profile: ProfileOption = None,
     model: ModelOption = DEFAULT_MODEL,
     max_context: ContextOption = None,
@@ -67,13 +67,14 @@ def save(
     json_: JsonOption = False,
 ) -> None:
     """Compute the KV cache of a text and save it, losslessly coded."""
+    kind = predictor_kind(predictor)
     content = read_text(text, "TEXT")
     if output != _PIPE:
         require_writable(output)
     elif sys.stdout.isatty():
         raise InputError("a session file is no text for a terminal; redirect standard output, or give --output a name")
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    coded_with = profile_of(profile, llm)
+    coded_with = profile_to_save_with(llm, kind, profile)
     existed = output != _PIPE and output.exists()
     sequence = llm.runner.new_sequence(llm.encode(content))
     start = time.perf_counter()
@@ -137,7 +138,7 @@ def load_(
         raise InputError("kv load needs a file: a session is read again when it goes on")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    coded_with = profile_of(profile, llm)
+    coded_with = None if profile is None else load_profile(profile, llm, cache_dtype(llm))
     start = time.perf_counter()
     saved = load_session(session, llm, recompute=recompute, profile=coded_with)
     restore_s = time.perf_counter() - start
@@ -207,7 +208,8 @@ def verify(
     ] = None,
     profile: ProfileOption = None,
     model: Annotated[
-        str | None, typer.Option(help="The model that the profile belongs to, where it looks at tokens.")
+        str | None,
+        typer.Option(help="The model that the session belongs to, where its predictor needs that: linear, twins."),
     ] = None,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
@@ -217,24 +219,23 @@ def verify(
     """Decode a whole session and check every value against its checksum."""
     if session == _PIPE and against is not None:
         raise InputError("--against needs a file: standard input can be read only once")
-    coded_with = None
-    if session == _PIPE or not _has_own_profile(session):
-        coded_with = _profile_for_verifying(profile, against or model, threads)
-    elif profile is not None:
-        note(f"{session} brings its own profile; {profile} is not needed")
-    report: dict[str, Any] = {"file": str(session)}
-    if session == _PIPE:
-        entries = [entry for entry, _ in SessionStream(sys.stdin.buffer, "standard input", profile=coded_with)]
-        report |= _sound(entries)
-    else:
-        with open_session(session, profile=coded_with) as reader:
-            dtype = reader.header.dtype
-            with bar("decoding") as on_progress:
-                for done, _ in enumerate(reader.decoded(), 1):
-                    on_progress(done, len(reader.segments))
-            report |= _sound(reader.segments)
-    if against is not None:
-        llm = load(against, max_context=max_context, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
+    with _opened(session) as coded:
+        header = coded.header
+        name = against or (model if header.profile is None else None)
+        dtype = header.dtype if against is not None else "bf16"
+        llm = None
+        if name is not None:
+            llm = load(name, max_context=max_context, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
+        coded_with = None
+        if header.profile is None:
+            coded_with = _profile_to_read_with(profile, coded, llm)
+            coded.use(coded_with)
+        elif profile is not None:
+            note(f"{coded.name} brings its own profile; {profile} is not needed")
+        segments = _decode(coded)
+    tokens = sum(segment.count for segment in segments)
+    report: dict[str, Any] = {"file": str(session), "tokens": tokens, "segments": len(segments), "sound": True}
+    if against is not None and llm is not None:
         report["equal_to_recomputed"] = _equals_recomputed(session, llm, coded_with)
     if json_:
         print_json(report)
@@ -246,29 +247,31 @@ def verify(
         raise ProlepsisError(f"{session}: computing the tokens again gives other values")
 
 
-def _has_own_profile(session: Path) -> bool:
-    with open_session(session) as reader:
-        return reader.header.profile is not None
+def _opened(session: Path) -> AbstractContextManager[SessionReader | SessionStream]:
+    if session == _PIPE:
+        return nullcontext(SessionStream(sys.stdin.buffer, "standard input"))
+    return open_session(session)
 
 
-def _sound(segments: list[SegmentEntry]) -> dict[str, Any]:
-    return {"tokens": sum(s.count for s in segments), "segments": len(segments), "sound": True}
+def _decode(coded: SessionReader | SessionStream) -> list[SegmentEntry]:
+    """Every segment, once its values are decoded and checked."""
+    if isinstance(coded, SessionStream):
+        return [entry for entry, _ in coded]
+    with bar("decoding") as on_progress:
+        for done, _ in enumerate(coded.decoded(), 1):
+            on_progress(done, len(coded.segments))
+    return coded.segments
 
 
-def profile_of(path: Path | None, llm: LLM) -> AnyProfile | None:
-    """The profile at `path`, for what the cache of `llm` holds. InputError where it is for another model or dtype."""
-    return None if path is None else load_profile(path, llm, cache_dtype(llm))
-
-
-def _profile_for_verifying(path: Path | None, model: str | None, threads: int | None) -> AnyProfile | None:
+def _profile_to_read_with(path: Path | None, coded: SessionReader | SessionStream, llm: LLM | None) -> AnyProfile:
     if path is None:
-        return None
-    calibrated = read_profile(path)
-    if model is None:
-        if isinstance(calibrated.profile, LinearProfile) and calibrated.profile.vocabulary:
-            raise InputError(f"{path} looks at tokens, so it needs the model that it belongs to: pass it with --model")
-        return calibrated.profile
-    return load_profile(path, load(model, threads=threads), calibrated.geometry.dtype)
+        return profile_of_session(coded.header, coded.name, llm)
+    if llm is not None:
+        return load_profile(path, llm, coded.header.dtype)
+    profile = read_profile(path).profile
+    if needs_model(profile):
+        raise InputError(f"{path} predicts with the model that it belongs to: pass that with --model")
+    return profile
 
 
 def _equals_recomputed(session: Path, llm: LLM, profile: AnyProfile | None) -> bool:

@@ -59,14 +59,19 @@ REGISTRY: dict[str, WheelModel] = {
 }
 
 
-def models_directory() -> Path:
-    """Where registered models are kept: `models` in $PROLEPSIS_CACHE, else in the user's cache directory."""
+def cache_directory() -> Path:
+    """Where Prolepsis keeps files of its own: $PROLEPSIS_CACHE, else the user's cache directory."""
     base = os.environ.get("PROLEPSIS_CACHE")
     if not base:
         import platformdirs
 
         base = platformdirs.user_cache_dir("prolepsis")
-    return Path(base).expanduser() / "models"
+    return Path(base).expanduser()
+
+
+def models_directory() -> Path:
+    """Where registered models are kept: `models` in `cache_directory`."""
+    return cache_directory() / "models"
 
 
 def resolve(name: str, *, progress: Progress | None = None) -> Path:

@@ -1,5 +1,7 @@
 """What all tests of the command line need: compiled kernels, and a saved session to spoil."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,14 @@ TEXT = "A text to read once.\n" * 120
 def compiled(tiny: Path) -> None:
     """No command below has to say that it compiles."""
     assert call("warmup", tiny).code == 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Shells start what runs in the background deaf to Ctrl-C, and so would be all processes that tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

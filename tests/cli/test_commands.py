@@ -156,7 +156,7 @@ def test_perplexity(tiny: Path, tiny_llm: LLM, text: Path) -> None:
 
 def test_bench(tiny: Path) -> None:
     sizes = ["--prompt-tokens", "20", "--new-tokens", "5", "--runs", "1", "--no-peers"]
-    record = json_of(run("bench", tiny, *sizes, "--json"))
+    record = json_of(call("bench", tiny, *sizes, "--json"))
     assert (record["prompt_tokens"], record["new_tokens"], record["peers"]) == (20, 5, {})
     assert {"prefill_tok_s", "decode_tok_s", "threads", "rss_mb", "file_mb"} <= record.keys()
     assert min(record["prefill_tok_s"], record["decode_tok_s"], record["rss_mb"]) > 0

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command import COMMAND, environment, json_of, run, stalling
+from command import COMMAND, call, environment, json_of, stalling
 
 PASS = "prolepsis.model.decoder:Decoder:forward"
 SAVE = "prolepsis.coding.writer:SessionWriter:finish"
@@ -70,8 +70,8 @@ def test_a_save_that_is_struck_leaves_the_old_file(
     left = [name for name in os.listdir(tmp_path) if name != "s.pkv"]
     assert len(left) == (1 if signum == signal.SIGKILL else 0)
     path.unlink()
-    json_of(run("kv", "save", text, "-o", path, "--model", tiny, "--json"))
-    assert json_of(run("kv", "verify", path, "--json"))["sound"]
+    json_of(call("kv", "save", text, "-o", path, "--model", tiny, "--json"))
+    assert json_of(call("kv", "verify", path, "--json"))["sound"]
 
 
 def limited_files() -> None:

@@ -12,9 +12,10 @@ from file_parts import Record, put_together, streams_of, taken_apart
 from safetensors.numpy import save
 from spec_linear import fingerprint, safetensors
 
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.container import INDEX_ENTRY, SEGMENT
 from prolepsis.coding.hashes import BlockHashes, checksum
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
+from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.profile_file import from_bytes
 
 _POWERS = (0, 1, 2, 4, 5, 7, 8, 9, 12, 15, 16, 20, 21, 26, 30, 31, 32, 40, 41, 52, 62, 63, 64)

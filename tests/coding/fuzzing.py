@@ -25,9 +25,9 @@ from spec_decoder import decode_file, header_of
 from spec_linear import Linear
 
 from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV, QuantisedKV, arrays_of, to_scalars
 from prolepsis.coding.container import TRAILER
-from prolepsis.coding.linear_profile import AnyProfile
 from prolepsis.errors import InputError
 
 _ROOM = 4 << 30  # bytes of address space: one segment of the largest geometry takes 1 GiB, and its result another

@@ -17,10 +17,11 @@ from linear_samples import EMBEDDING, VOCABULARY, linear_kv, rows, segments_of
 from linear_samples import ROPE as HALF_ROPE
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, kv_array, tables
+from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import FORMATS, KV, DType, Geometry, QuantisedKV, arrays_of, values_of
 from prolepsis.coding.calibration import Embedding, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
-from prolepsis.coding.linear_profile import AnyProfile, LinearProfile
+from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import measure
 from prolepsis.coding.profile_file import CalibratedProfile, from_bytes, to_bytes

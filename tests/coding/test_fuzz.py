@@ -52,7 +52,7 @@ def assert_far_reaching(ends: dict[str, int]) -> None:
 
 
 def test_files() -> None:
-    assert_far_reaching(fuzz("fuzzing.py", 1, 2500, PROLEPSIS_THREADS="1"))
+    assert_far_reaching(fuzz("fuzzing.py", 1, 1200, PROLEPSIS_THREADS="1"))
 
 
 def test_files_decoded_by_several_threads() -> None:

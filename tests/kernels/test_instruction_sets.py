@@ -31,7 +31,13 @@ CPUS = {  # LLVM's name of a CPU, and the features to compile for
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86")
 
 
-def hash_on(cpu, length, directory, **more):
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where kernels compiled for lesser CPUs are kept: each is compiled once for each CPU."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def hash_on(cpu, length, directory, cache, **more):
     """What the script prints, in an environment with `more`."""
     features = CPUS[cpu].split()
     host = {name[1:] for name in get_host_cpu_features().split(",") if name.startswith("+")}
@@ -41,7 +47,7 @@ def hash_on(cpu, length, directory, **more):
         **os.environ,
         "NUMBA_CPU_NAME": cpu,
         "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in features),
-        "PROLEPSIS_CACHE": str(directory),
+        "PROLEPSIS_CACHE": str(cache),
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
         **more,
     }
@@ -52,14 +58,14 @@ def hash_on(cpu, length, directory, **more):
 
 
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell"])
-def test_products_and_attention(cpu, tmp_path):
-    assert hash_on(cpu, "short", tmp_path) == result_hash("short", tmp_path)
+def test_products_and_attention(cpu, tmp_path, cache):
+    assert hash_on(cpu, "short", tmp_path, cache) == result_hash("short", tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cpu", CPUS)
-def test_a_whole_model(cpu, tmp_path):
-    assert hash_on(cpu, "whole", tmp_path) == result_hash("whole", tmp_path)
+def test_a_whole_model(cpu, tmp_path, cache):
+    assert hash_on(cpu, "whole", tmp_path, cache) == result_hash("whole", tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +78,29 @@ def host_files(tmp_path_factory):
     return directory
 
 
-def assert_same_files(cpu, host_files, directory, **more):
+def assert_same_files(cpu, host_files, directory, cache, **more):
     """Written here and read there, written there and read here: the same bytes and the same values."""
     shutil.copytree(host_files, directory, dirs_exist_ok=True)
     values = hash_of(values_of_files(directory, HOST))
-    assert hash_on(cpu, "coding", directory, **more) == values
+    assert hash_on(cpu, "coding", directory, cache, **more) == values
     here, there = ({path.name: path.read_bytes() for path in (directory / f).iterdir()} for f in (HOST, PROBE))
     assert here.keys() == there.keys()
     assert [name for name in here if here[name] != there[name]] == []
     assert hash_of(values_of_files(directory, PROBE)) == values
 
 
-def test_session_files(host_files, tmp_path):
+def test_session_files(host_files, tmp_path, cache):
     """A tensor of torch is only memory to the codec: what torch computes with does not matter either."""
-    assert_same_files("x86-64", host_files, tmp_path, PROLEPSIS_THREADS="2", ATEN_CPU_CAPABILITY="default")
+    assert_same_files("x86-64", host_files, tmp_path, cache, PROLEPSIS_THREADS="2", ATEN_CPU_CAPABILITY="default")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("cpu", CPUS)
-def test_session_files_on_every_cpu(cpu, threads, host_files, tmp_path):
-    assert_same_files(cpu, host_files, tmp_path, PROLEPSIS_THREADS=threads)
+def test_session_files_on_every_cpu(cpu, threads, host_files, tmp_path, cache):
+    assert_same_files(cpu, host_files, tmp_path, cache, PROLEPSIS_THREADS=threads)
+
+
+def test_streams(tmp_path, cache):
+    """Of shapes and predictions that no file has."""
+    assert hash_on("x86-64", "streams", tmp_path, cache) == result_hash("streams", tmp_path)

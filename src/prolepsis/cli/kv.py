@@ -36,13 +36,14 @@ from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.profiles import load_profile, needs_model, read_profile
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import cache_dtype, load_session, save_session, write_session
-from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.errors import InputError, ProlepsisError, SegmentError
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import open_session, require_writable
 
 SessionArgument = Annotated[Path, typer.Argument(help="A session file.")]
 SessionOrPipe = Annotated[Path, typer.Argument(help="A session file; - is standard input.")]
 
+_LISTED = 16  # segments named in one message
 _PIPE = Path("-")
 
 
@@ -258,8 +259,13 @@ def _decode(coded: SessionReader | SessionStream) -> list[SegmentEntry]:
     if isinstance(coded, SessionStream):
         return [entry for entry, _ in coded]
     with bar("decoding") as on_progress:
-        for done, _ in enumerate(coded.decoded(), 1):
-            on_progress(done, len(coded.segments))
+        faults = coded.faults(on_progress)
+    if len(faults) > 1:
+        numbers = ", ".join(str(fault.segment) for fault in faults[:_LISTED]) + ", ..." * (len(faults) > _LISTED)
+        lost = f"{len(faults)} of {len(coded.segments)} segments cannot be restored: {numbers}"
+        raise SegmentError(f"{faults[0].why}; in all, {lost}")
+    if faults:
+        raise SegmentError(faults[0].why)
     return coded.segments
 
 

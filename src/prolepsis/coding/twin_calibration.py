@@ -61,6 +61,7 @@ def fit_twin(
     variant: str,
     on_progress: Progress | None = None,
     *,
+    corrected: bool = True,
     open_loop: bool = False,
 ) -> TwinProfile:
     """As `calibrate_twin`, for a network that may differ from what `variant` makes, and then is for measuring only."""
@@ -69,7 +70,7 @@ def fit_twin(
     if sample.ids is None:
         raise InputError("a twin is calibrated on tokens whose ids are known")
     geometry, hidden = sample.geometry, network.target.plan.hidden
-    with _Fit(sample, network, open_loop) as fitting:
+    with _Fit(sample, network, corrected and not open_loop, open_loop) as fitting:
         for layer in range(geometry.layers):
             fitting.layer(layer)
             if on_progress is not None:
@@ -116,8 +117,9 @@ class _Walk:
 class _Fit:
     """The twin, and the target itself, side by side."""
 
-    def __init__(self, sample: CalibrationSample, network: TwinNetwork, open_loop: bool) -> None:
-        self._sample, self._network, self._open_loop, target = sample, network, open_loop, network.target
+    def __init__(self, sample: CalibrationSample, network: TwinNetwork, corrected: bool, open_loop: bool) -> None:
+        self._sample, self._network, target = sample, network, network.target
+        self._corrected, self._open_loop = corrected, open_loop
         self._exact = TwinNetwork.of(target, REFERENCE).corrected([])
         self.corrections: list[NDArray[np.uint8]] = []
         self.codes: list[NDArray[np.uint16]] = []
@@ -147,7 +149,7 @@ class _Fit:
         self.codes.append(moments.codes)
         if layer + 1 == self._sample.geometry.layers:
             return
-        if not self._open_loop:
+        if self._corrected:
             self.corrections.append(rounded(moments.gain, CORRECTION_TYPE).data)
             network = self._network.corrected(self.corrections[-1:], layer)
         for tokens, segment, scalars, steps in self._sample.layer_parts(layer):

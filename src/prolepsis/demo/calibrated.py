@@ -15,7 +15,7 @@ from prolepsis.engine.runner import Progress
 from prolepsis.errors import InputError
 from prolepsis.store import replace_file
 
-PREDICTOR: PredictorKind = "linear"
+PREDICTOR: PredictorKind = "twin-int8"
 _TOKENS = 2048  # to calibrate on: a few seconds' work, and far fewer than `prolepsis calibrate` takes
 _TOPICS = ("execmodel", "objects", "import", "typesmapping", "exceptions")  # prose, some of it with code
 

@@ -1,4 +1,4 @@
-"""Profiles kept in the user's cache directory, so that sessions find theirs without being told.
+"""Profiles kept in the user's data directory, so that sessions find theirs without being told.
 
     profiles/<hash of the model's identity>/<predictor>-<dtype>-<fingerprint>.safetensors
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 import xxhash
+from platformdirs import user_data_dir
 
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import DType
@@ -24,7 +25,6 @@ from prolepsis.engine.identity import geometry, identity, rope_spec
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import PredictorKind, bind, needs_model, read_profile
 from prolepsis.errors import InputError, SegmentError
-from prolepsis.model.pull import cache_directory
 from prolepsis.store import replace_file
 
 # What a save takes where it is not told. Whoever calibrated a predictor wants it used; of several, the one that makes
@@ -43,8 +43,12 @@ class KeptProfile(NamedTuple):
 
 
 def profiles_directory() -> Path:
-    """Where profiles are kept: `profiles` in `cache_directory`."""
-    return cache_directory() / "profiles"
+    """`profiles` in $PROLEPSIS_CACHE, if that is set, or in the user's data directory.
+
+    It is no cache: sessions cannot be read without their profiles.
+    """
+    chosen = os.environ.get("PROLEPSIS_CACHE")
+    return Path(chosen or user_data_dir("prolepsis")).expanduser() / "profiles"
 
 
 def require_store() -> None:

@@ -43,7 +43,8 @@ def kv_of_texts(
 ) -> Iterator[WindowKV]:
     """The KV of texts, given as token ids, in windows of up to `window` tokens, until there are `tokens` of them.
 
-    Each window is computed on its own, also with a dtype that the engine's cache does not have. on_progress(tokens done, tokens).
+    Each window is computed on its own, also with a dtype that the engine's cache does not have.
+    on_progress(tokens done, tokens).
     """
     done, total = 0, min(tokens, sum(map(len, texts)))
     for ids in texts:

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,15 +11,18 @@ from command import assert_refused, call, json_of
 from prolepsis import LLM
 from prolepsis.bench import kv_plot
 from prolepsis.coding import SessionReader
+from prolepsis.engine.profiles import PredictorKind
 from prolepsis.errors import InputError
 from prolepsis.kernels.team import default_threads
 
 DTYPES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
 PREDICTORS = ["marginal", "static", "linear"]
+CHOSEN = [word for predictor in PREDICTORS for word in ("--predictor", predictor)]
 KEYS = [
     "predictor", "dtype", "threads", "bits_per_scalar", "ideal_bits", "ratio", "encode_mb_s", "decode_mb_s",
     "encode_tok_s", "decode_tok_s", "profile_bytes", "measure_s",
 ]  # fmt: skip
+FLOATS, REFERENCES = DTYPES[:4], ["float, open loop", "float, closed loop"]
 SCALARS = 2 * 2 * 64  # of a token of the tiny model: one layer, K and V, 2 heads of 64
 TOKEN_BYTES = {"bf16": 512, "fp16": 512, "fp8_e4m3": 256, "fp8_e5m2": 256, "int8": 256 + 8, "int4": 128 + 8}
 
@@ -34,8 +37,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(text: Path, tiny: Path) -> dict[str, Any]:
-    """All predictors and dtypes."""
-    return json_of(call("kv", "bench", tiny, "--text", text, "--runs", "1", "--json"))
+    """All dtypes, and the predictors that are no networks."""
+    return json_of(call("kv", "bench", tiny, "--text", text, *CHOSEN, "--float", "--runs", "1", "--json"))
 
 
 def test_every_predictor_and_dtype_on_every_number_of_threads(report: dict[str, Any]) -> None:
@@ -43,7 +46,7 @@ def test_every_predictor_and_dtype_on_every_number_of_threads(report: dict[str, 
     assert all(list(row) == KEYS for row in report["rows"])
     found = [(row["dtype"], row["predictor"], row["threads"]) for row in report["rows"]]
     assert found == [(dtype, predictor, n) for dtype in DTYPES for predictor in PREDICTORS for n in threads]
-    assert report["left_out"] == []
+    assert {left["predictor"] for left in report["left_out"]} == set(REFERENCES)
 
 
 def test_bits_ratio_and_speeds_agree(report: dict[str, Any]) -> None:
@@ -77,7 +80,46 @@ def test_what_was_calibrated_and_measured_is_told(report: dict[str, Any], text: 
     tokens = len(tiny_llm.tokenizer.encode(text.read_text()))
     assert report["calibration_tokens"] == 3 * tokens // 4
     assert report["measured_tokens"] == tokens - report["calibration_tokens"]
-    assert report["calibrated_on"] == dict.fromkeys(DTYPES, f"the first three quarters of {text}")
+    source = f"the first three quarters of {text}"
+    assert report["calibrated_on"]["linear"] == dict.fromkeys(DTYPES, source)
+    for reference in REFERENCES:
+        assert report["calibrated_on"][reference] == dict.fromkeys(FLOATS, source)
+    assert report["generated_tokens"] == 0
+
+
+def test_parts_and_layers_add_up_to_rows(report: dict[str, Any]) -> None:
+    parts = {(part["dtype"], part["predictor"]): part for part in report["parts"]}
+    assert len(parts) == len(report["parts"]) == len(DTYPES) * len(PREDICTORS) + len(report["references"])
+    for row in report["rows"]:
+        part = parts[row["dtype"], row["predictor"]]
+        assert (part["part"], part["tokens"], len(part["layers"])) == ("prompt", report["measured_tokens"], 1)
+        (layer,) = part["layers"]
+        assert (layer["k_coded"] + layer["v_coded"]) / 2 == pytest.approx(row["bits_per_scalar"])
+        assert (layer["k_ideal"] + layer["v_ideal"]) / 2 == pytest.approx(row["ideal_bits"])
+        assert layer["k_ideal"] <= layer["k_coded"]
+        assert layer["v_ideal"] <= layer["v_coded"]
+
+
+def test_references_are_estimated_for_floats(report: dict[str, Any]) -> None:
+    """K and V of the only layer follow from the token alone: the float predictor knows them but for rounding."""
+    assert [(row["dtype"], row["predictor"]) for row in report["references"]] == [
+        (dtype, reference) for dtype in FLOATS for reference in REFERENCES
+    ]
+    coded = {(row["dtype"], row["predictor"]): row["ideal_bits"] for row in report["rows"]}
+    for row in report["references"]:
+        assert 0 < row["ideal_bits"] < coded[row["dtype"], "linear"]
+        assert row["ideal_bits"] < 1
+        bits = 8 * TOKEN_BYTES[row["dtype"]] / SCALARS
+        assert row["ideal_ratio"] == pytest.approx(bits / row["ideal_bits"])
+    parts = [part for part in report["parts"] if part["predictor"] in REFERENCES]
+    assert all(part["bits_per_scalar"] is part["layers"][0]["k_coded"] is None for part in parts)
+
+
+def test_how_fast_the_engine_computes_the_same(report: dict[str, Any]) -> None:
+    assert list(report["recompute"]) == DTYPES
+    for dtype, speed in report["recompute"].items():
+        assert speed["mb_s"] * 1e6 == pytest.approx(speed["tok_s"] * TOKEN_BYTES[dtype])
+        assert speed["tok_s"] > 0
 
 
 def test_the_other_coders(report: dict[str, Any]) -> None:
@@ -93,10 +135,20 @@ def test_the_other_coders(report: dict[str, Any]) -> None:
 def test_tables_and_a_picture(text: Path, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plot.png"
-    options = ["--text", text, "--runs", "1", "--threads", "1", "--kv-dtype", "int8", "--kv-dtype", "bf16"]
-    outcome = call("kv", "bench", tiny, *options, "--plot", path)
+    options = ["--text", text, "--runs", "1", "--threads", "1", "--kv-dtype", "int8", "--kv-dtype", "bf16", "--float"]
+    options += ["--generate", "40", "--per-layer"]
+    outcome = call("kv", "bench", tiny, *CHOSEN, *options, "--plot", path)
     assert outcome.code == 0
     for part in ("bf16", "int8", *PREDICTORS, "zstd-3", "threads: 1", "linear was calibrated on the first three quart"):
+        assert part in outcome.out
+    for part in (
+        "recompute",
+        "generated tokens",
+        "bf16, prompt",
+        "int8, generated",
+        "three-part",
+        *REFERENCES,
+    ):
         assert part in outcome.out
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -125,7 +177,7 @@ SMALL = ["--runs", "1", "--no-peers", "--json"]
 def test_a_small_text(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("A short text, of fifty tokens or so.")
-    outcome = call("kv", "bench", tiny, "--text", path, *SMALL)
+    outcome = call("kv", "bench", tiny, "--text", path, *CHOSEN, *SMALL)
     report = json_of(outcome)
     assert "tokens are few to calibrate on" in outcome.err
     assert 0 < report["calibration_tokens"] < 50
@@ -151,6 +203,32 @@ def test_no_more_is_measured_than_the_context_holds(tiny: Path, tmp_path: Path) 
     assert "measuring 2048 of" in outcome.err
 
 
+def test_generated_tokens_are_coded_and_told_apart(text: Path, tiny: Path) -> None:
+    """Generated once, whatever the engine's dtype, and in segments of their own."""
+    one = ["kv", "bench", tiny, "--text", text, "--predictor", "static", "--threads", "1", *SMALL, "--tokens", "300"]
+    options = ["--kv-dtype", "bf16", "--kv-dtype", "fp16", "--generate", "20"]
+    report, alone = json_of(call(*one, *options)), json_of(call(*one, *options[:4]))
+    assert (report["measured_tokens"], report["generated_tokens"], alone["measured_tokens"]) == (320, 20, 300)
+    parts = [(part["dtype"], part["part"], part["tokens"]) for part in report["parts"]]
+    assert parts == [(dtype, *part) for dtype in DTYPES[:2] for part in (("prompt", 300), ("generated", 20))]
+    for row, (prompt, generated) in zip(report["rows"], (report["parts"][:2], report["parts"][2:]), strict=True):
+        for key in ("bits_per_scalar", "ideal_bits"):
+            assert (300 * prompt[key] + 20 * generated[key]) / 320 == pytest.approx(row[key])
+    assert json_of(call(*one, *options))["parts"] == report["parts"]
+
+
+def test_every_twin_and_what_it_is_in_open_loop(text: Path, tiny: Path) -> None:
+    twins = [kind for kind in get_args(PredictorKind) if kind.startswith("twin-")]
+    options = [word for twin in twins for word in ("--predictor", twin)]
+    options += ["--kv-dtype", "bf16", "--threads", "1", "--open-loop", *SMALL]
+    report = json_of(call("kv", "bench", tiny, "--text", text, *options))
+    assert [row["predictor"] for row in report["rows"]] == [f"{t}{o}" for t in twins for o in ("", "-open")]
+    assert [row["predictor"] for row in report["references"]] == [f"{twin}-open, mixture" for twin in twins]
+    assert report["left_out"] == []
+    # The only layer follows from the token alone, in either loop.
+    assert all(row["ideal_bits"] < 1.5 for row in report["rows"] + report["references"])
+
+
 def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, tmp_path: Path) -> None:
     """Where all that is needed comes from elsewhere, the whole text is measured."""
     profile, other = tmp_path / "bf16.safetensors", tmp_path / "other.txt"
@@ -166,8 +244,8 @@ def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, t
         assert report["measured_tokens"] == tokens
         row = report["rows"][0]
         assert (row["profile_bytes"], row["measure_s"]) == (profile.stat().st_size, None)
-    assert with_profile["calibrated_on"] == {"bf16": str(profile)}
-    assert both["calibrated_on"] == {"bf16": str(profile), "int8": str(other)}
+    assert with_profile["calibrated_on"] == {"linear": {"bf16": str(profile)}}
+    assert both["calibrated_on"] == {"linear": {"bf16": str(profile), "int8": str(other)}}
     assert both["calibration_tokens"] == len(tiny_llm.tokenizer.encode(other.read_text()))
     assert both["rows"][0]["ratio"] == with_profile["rows"][0]["ratio"]
 
@@ -176,25 +254,25 @@ def test_profiles_and_calibration_texts(text: Path, tiny: Path, tiny_llm: LLM, t
         call(*options, "--kv-dtype", "bf16", "--calibration", other), "--calibration", "nothing is to be calib"
     )
     assert_refused(
-        call(*options, "--kv-dtype", "int8"), "--profile", "for bf16, which is not to be measured with linear"
+        call(*options, "--kv-dtype", "int8"), "--profile", "for linear and bf16, which are not to be measured"
     )
-    assert_refused(call(*options, "--profile", profile), "--profile", f"is for bf16, {profile} is too")
+    assert_refused(call(*options, "--profile", profile), "--profile", f"is for linear and bf16, {profile} is too")
     json_of(call("calibrate", tiny, "--text", other, "-o", profile, "--predictor", "static", "--json"))
-    assert_refused(call(*options), "--profile", str(profile), "static/1, not for linear")
+    assert_refused(call(*options), "--profile", str(profile), "for static, which is measured on the")
 
 
 def test_heads_that_linear_cannot_take_are_left_out(text: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise InputError("heads of 20 channels")
 
-    monkeypatch.setattr(importlib.import_module("prolepsis.cli.kv_bench"), "chain_order", refuse)
-    options = ["kv", "bench", tiny, "--text", text, "--kv-dtype", "bf16", *SMALL]
-    outcome = call(*options)
+    monkeypatch.setattr(importlib.import_module("prolepsis.coding.calibration"), "chain_order", refuse)
+    options = ["kv", "bench", tiny, "--text", text, "--kv-dtype", "bf16", *SMALL, "--predictor", "linear"]
+    outcome = call(*options, "--predictor", "marginal", "--predictor", "static")
     report = json_of(outcome)
     assert {row["predictor"] for row in report["rows"]} == {"marginal", "static"}
     assert report["left_out"] == [{"predictor": "linear", "dtype": "bf16", "reason": "heads of 20 channels"}]
     assert "bf16, linear: left out: heads of 20 channels" in outcome.err
-    refused = call(*options, "--predictor", "linear")
+    refused = call(*options)
     assert (refused.code, refused.out) == (2, "")
     assert "nothing could be measured: heads of 20 channels" in refused.err
 
@@ -239,6 +317,9 @@ def test_a_coder_that_fails_is_told_and_left_out(text: Path, tiny: Path, monkeyp
         (["--predictor", "twin"], ["--predictor 'twin'", "marginal, static, linear"]),
         (["--threads", "0"], ["--threads must be at least 1, not 0"]),
         (["--tokens", "1"], ["--tokens must be at least 2, not 1"]),
+        (["--generate", "-1"], ["--generate must be at least 0, not -1"]),
+        (["--generate", "2048"], ["--generate 2048 leaves no room for the text in a context of 2048"]),
+        (["--predictor", "static", "--open-loop"], ["--open-loop is for twins, and none is to be measured"]),
         (["--runs", "0"], ["--runs must be at least 1, not 0"]),
         (["--plot", "plot.bmp"], ["--plot: plot.bmp must end in .png, .svg or .pdf"]),
         (["--profile", "missing.safetensors"], ["missing.safetensors cannot be read"]),

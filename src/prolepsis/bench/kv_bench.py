@@ -5,31 +5,55 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.bench.part_sizes import Bits, Part, PartSizes, part_sizes
 from prolepsis.coding import SessionReader, SessionWriter, kv_array, peers
-from prolepsis.coding.cache_dtypes import KV, Geometry, arrays_of
-from prolepsis.coding.linear_profile import AnyProfile
+from prolepsis.coding.any_profile import AnyProfile
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry, arrays_of
+from prolepsis.coding.container import INDEX_ENTRY
 from prolepsis.coding.peers import Peer, PeerSpeed
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import Profile, measure
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import limited_to
-from prolepsis.engine.profiles import PredictorKind
 from prolepsis.errors import ProlepsisError
+
+MeasuredKind = Literal["marginal", "static"]
+MEASURED: tuple[MeasuredKind, ...] = get_args(MeasuredKind)
+"""Predictors whose profile a save measures on the very cache it codes. The others have theirs calibrated before."""
+
+
+class Span(NamedTuple):
+    """A part of a cache, by positions."""
+
+    part: Part
+    start: int
+    stop: int
 
 
 class Cache(NamedTuple):
-    """What is coded: the KV of the tokens `ids` (uint32) from position 0, as a cache of this geometry stores it."""
+    """What is coded: the KV of the tokens `ids` (uint32) from position 0, as a cache of this geometry stores it.
+
+    prompt: how many of the tokens were given; the others were generated. These begin a segment of their own, so that
+    the bytes of either part can be told.
+    """
 
     kv: KV
     ids: NDArray[np.uint32]
+    prompt: int
     geometry: Geometry
     rope: RopeSpec | None
     model: dict[str, str]
+
+    @property
+    def spans(self) -> list[Span]:
+        """The prompt, and what was generated, if anything was."""
+        spans: list[Span] = [Span("prompt", 0, self.prompt), Span("generated", self.prompt, len(self.ids))]
+        return [span for span in spans if span.start < span.stop]
 
     @property
     def raw(self) -> bytes:
@@ -40,11 +64,11 @@ class Cache(NamedTuple):
 class Candidate(NamedTuple):
     """A predictor and its profile, of `profile_bytes`.
 
-    fitted_s: seconds that it took to fit the profile to other text; None where it comes from a file or, as `measured`
-    says, is measured on the very cache it codes.
+    predictor: without its version. fitted_s: seconds that it took to fit the profile to other text; None where it comes
+    from a file or, as `measured` says, is measured on the very cache it codes.
     """
 
-    predictor: PredictorKind
+    predictor: str
     profile: AnyProfile
     profile_bytes: int
     fitted_s: float | None = None
@@ -66,8 +90,8 @@ class Row:
     to other text; None where it comes from a file.
     """
 
-    predictor: PredictorKind
-    dtype: str
+    predictor: str
+    dtype: DType
     threads: int
     bits_per_scalar: float
     ideal_bits: float
@@ -80,16 +104,23 @@ class Row:
     measure_s: float | None
 
 
-def measured_on(cache: Cache, predictor: PredictorKind) -> Candidate:
-    """`static` or `marginal`, measured on the cache itself as a save does."""
+class Measurement(NamedTuple):
+    """Of one predictor: a row for each number of threads, and what the parts of the cache take."""
+
+    rows: list[Row]
+    parts: list[PartSizes]
+
+
+def measured_on(cache: Cache, predictor: MeasuredKind) -> Candidate:
+    """Measured on the cache itself, as a save does."""
     profile = _measure(cache, predictor)
     return Candidate(predictor, profile, len(profile.to_bytes()))
 
 
 def measure_rows(
     cache: Cache, candidate: Candidate, threads: Sequence[int], runs: int, on_run: Callable[[], None]
-) -> list[Row]:
-    """A row for each number of threads. Those take turns in each run; a run before the first does not count.
+) -> Measurement:
+    """Measure on each number of threads. Those take turns in each run; a run before the first does not count.
 
     `on_run` is called after each turn, and before the first.
 
@@ -106,7 +137,8 @@ def measure_rows(
                 seconds[count].append(_turn(cache, candidate, data))
             on_run()
     sizes = _sizes(cache, candidate, data)
-    return [_row(cache, candidate, count, sizes, turns) for count, turns in seconds.items()]
+    parts = [_part(cache, candidate, span, sizes) for span in cache.spans]
+    return Measurement([_row(cache, candidate, count, sizes, turns) for count, turns in seconds.items()], parts)
 
 
 def count_turns(candidates: int, threads: Sequence[int], runs: int) -> int:
@@ -131,15 +163,18 @@ class _Seconds(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    bits_per_scalar: float
-    ideal_bits: float
+    """Bits of each segment that begins at one of `starts`, float64 [segments, layers, 2]; and the ratio of the file."""
+
+    starts: NDArray[np.int64]
+    coded: Bits
+    ideal: Bits
     ratio: float
 
 
 def _turn(cache: Cache, candidate: Candidate, data: bytes) -> _Seconds:
     start = time.perf_counter()
     if candidate.measured:
-        _measure(cache, candidate.predictor)
+        _measure(cache, cast(MeasuredKind, candidate.predictor))
     measured = time.perf_counter() - start
     again, encoded = _encode(cache, candidate)
     if again != data:
@@ -147,8 +182,7 @@ def _turn(cache: Cache, candidate: Candidate, data: bytes) -> _Seconds:
     return _Seconds(measured, encoded, _decode(cache, candidate, data))
 
 
-def _measure(cache: Cache, predictor: PredictorKind) -> Profile:
-    assert predictor != "linear"
+def _measure(cache: Cache, predictor: MeasuredKind) -> Profile:
     return measure(cache.kv, cache.geometry.dtype, cache.rope, 0, predictor)
 
 
@@ -157,7 +191,8 @@ def _encode(cache: Cache, candidate: Candidate) -> tuple[bytes, float]:
     file = BytesIO()
     writer = SessionWriter(file, candidate.profile, dtype=cache.geometry.dtype, rope=cache.rope, model=cache.model)
     start = time.perf_counter()
-    writer.add(cache.kv, cache.ids)
+    for _, first, stop in cache.spans:
+        writer.add(kv_array.part(cache.kv, first, stop), cache.ids[first:stop])
     seconds = time.perf_counter() - start
     writer.finish()
     return file.getvalue(), seconds
@@ -180,14 +215,21 @@ def _decode(cache: Cache, candidate: Candidate, data: bytes) -> float:
 
 
 def _sizes(cache: Cache, candidate: Candidate, data: bytes) -> _Sizes:
-    reader, ideal = _open(candidate, data), 0.0
+    reader, coded, ideal = _open(candidate, data), [], []
+    past = reader.coder.new_past()
     for entry in reader.segments:
         part = kv_array.copy(kv_array.part(cache.kv, entry.start, entry.stop))
-        ideal += reader.coder.ideal_bits(Segment(entry.start, entry.count, entry.ids), part)
-    _, layers, heads, dim = cache.geometry
-    scalars = len(cache.ids) * 2 * layers * heads * dim
-    coded = reader.coded_bytes + sum(entry.index.nbytes for entry in reader.segments)
-    return _Sizes(8 * coded / scalars, ideal / scalars, _stored_bytes(cache) / len(data))
+        ideal.append(reader.coder.ideal_bits(Segment(entry.start, entry.count, entry.ids), part, past))
+        lengths = entry.index["length"].astype(np.int64) + INDEX_ENTRY.itemsize
+        coded.append(8.0 * lengths.reshape(cache.geometry.layers, 2, -1).sum(axis=2))
+    starts = np.array([entry.start for entry in reader.segments])
+    return _Sizes(starts, np.stack(coded), np.stack(ideal), _stored_bytes(cache) / len(data))
+
+
+def _part(cache: Cache, candidate: Candidate, span: Span, sizes: _Sizes) -> PartSizes:
+    inside = (sizes.starts >= span.start) & (sizes.starts < span.stop)
+    ideal, coded = sizes.ideal[inside].sum(axis=0), sizes.coded[inside].sum(axis=0)
+    return part_sizes(candidate.predictor, cache.geometry, span.part, span.stop - span.start, ideal, coded)
 
 
 def _stored_bytes(cache: Cache) -> int:
@@ -197,11 +239,15 @@ def _stored_bytes(cache: Cache) -> int:
 def _row(cache: Cache, candidate: Candidate, threads: int, sizes: _Sizes, turns: list[_Seconds]) -> Row:
     median = _Seconds(*map(statistics.median, zip(*turns, strict=True)))
     megabytes, tokens = _stored_bytes(cache) / 1e6, len(cache.ids)
+    _, layers, heads, dim = cache.geometry
+    scalars = tokens * 2 * layers * heads * dim
     return Row(
         candidate.predictor,
         cache.geometry.dtype,
         threads,
-        *sizes,
+        bits_per_scalar=float(sizes.coded.sum()) / scalars,
+        ideal_bits=float(sizes.ideal.sum()) / scalars,
+        ratio=sizes.ratio,
         encode_mb_s=megabytes / median.encode,
         decode_mb_s=megabytes / median.decode,
         encode_tok_s=tokens / median.encode,

@@ -19,14 +19,17 @@ _GREY = "0.4"
 
 
 def draw(report: Mapping[str, Any]) -> Any:
-    """A matplotlib figure of the rows with the fewest threads, and of the other coders on the first dtype."""
+    """A matplotlib figure of the rows with the fewest threads, and of the other coders on the first dtype.
+
+    Twins in open loop, which nobody would save with, are left out.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     FigureCanvasAgg(figure)  # which can tell how large a label is
     fewest = min(row["threads"] for row in report["rows"])
-    rows = [row for row in report["rows"] if row["threads"] == fewest]
+    rows = [row for row in report["rows"] if row["threads"] == fewest and not row["predictor"].endswith("-open")]
     first = rows[0]["dtype"]
     others = [other for other in report["others"] if other["dtype"] == first]
     axes = _axes(figure, f"{report['model']}, {report['measured_tokens']} tokens", fewest)

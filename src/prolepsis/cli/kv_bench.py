@@ -1,17 +1,17 @@
 """`kv bench`: what each predictor makes of a model's KV in each cache dtype, beside other lossless coders."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from prolepsis.bench import kv_plot
-from prolepsis.bench.kv_bench import Cache, Candidate, Row, count_turns, measure_peers, measure_rows, measured_on
+from prolepsis.bench.kv_bench import MEASURED, Row
+from prolepsis.bench.kv_source import prefill_speed
+from prolepsis.bench.references import float_references, open_references
 from prolepsis.cli.console import (
     JsonOption,
     MemoryOption,
@@ -19,92 +19,71 @@ from prolepsis.cli.console import (
     T,
     bar,
     choice,
-    err,
     load,
     note,
     print_json,
     read_text,
 )
+from prolepsis.cli.kv_bench_run import Outcome, Profiles, Tokens, Wanted, bench_dtype, prepare
 from prolepsis.cli.kv_bench_tables import show_tables
 from prolepsis.coding.cache_dtypes import DType
-from prolepsis.coding.linear_matrices import chain_order
-from prolepsis.coding.linear_profile import LinearProfile
-from prolepsis.coding.peers import installed
-from prolepsis.coding.profile_file import to_bytes
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.coding.twin_network import VARIANTS
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.profiles import PredictorKind, calibrate, collect, kv_of_texts, load_profile, read_profile
-from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.engine.profiles import PredictorKind, kind_of, read_profile
+from prolepsis.errors import InputError
 from prolepsis.kernels.team import default_threads
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
-_FEW_TOKENS = 2000
-_WINDOW = 2048  # tokens that are read together for calibrating
-_LARGEST = 1 << 30  # bytes of a cache that every other coder takes in one piece
 _PLOTS = (".png", ".svg", ".pdf")
 _DTYPES: tuple[DType, ...] = get_args(DType)
 _PREDICTORS: tuple[PredictorKind, ...] = get_args(PredictorKind)
-
-
-class _Wanted(NamedTuple):
-    """What is to be measured. profiles: files of `linear`, by the dtype they are for. tokens: most to calibrate on."""
-
-    predictors: list[PredictorKind]
-    dtypes: list[DType]
-    threads: list[int]
-    runs: int
-    tokens: int
-    peers: bool
-    profiles: dict[DType, Path]
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether a profile has to be fitted."""
-        return "linear" in self.predictors and not self.profiles.keys() >= set(self.dtypes)
-
-
-class _Tokens(NamedTuple):
-    """Ids of what is coded, and of the texts to calibrate on; `source` says where those come from."""
-
-    measured: list[int]
-    calibration: list[list[int]]
-    source: str
-
-
-class _Outcome(NamedTuple):
-    """Of one dtype."""
-
-    rows: list[Row]
-    others: list[dict[str, Any]]
-    left_out: list[dict[str, str]]
 
 
 def bench(
     text: Annotated[Path, typer.Option(help="A UTF-8 text file whose KV cache is coded.")],
     model: ModelArgument = DEFAULT_MODEL,
     predictor: Annotated[
-        list[str] | None, typer.Option(help="marginal, static or linear; may be repeated. Default: all.")
+        list[str] | None, typer.Option(help=f"{', '.join(_PREDICTORS)}; may be repeated. Default: all.")
     ] = None,
     kv_dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4; may be repeated. Default: all."),
+        typer.Option(help=f"Cache dtype: {', '.join(_DTYPES)}; may be repeated. Default: all."),
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(help="Threads of the codec; may be repeated. Default: 1 and 2.")
     ] = None,
     profile: Annotated[
         list[Path] | None,
-        typer.Option(help="A profile file of `linear` (`prolepsis calibrate`); may be repeated, once for each dtype."),
+        typer.Option(
+            help="A profile file (`prolepsis calibrate`); may be repeated, once for each predictor and cache dtype."
+        ),
     ] = None,
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A text to calibrate `linear` on where there is no profile; may be repeated. Default: the first three "
-            "quarters of --text, and then only the rest is measured."
+            help="A text to calibrate on where there is no profile; may be repeated. Default: the first three quarters "
+            "of --text, and then only the rest is measured."
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens to read of --text, and to calibrate on.")] = 16384,
+    generate: Annotated[
+        int,
+        typer.Option(help="Tokens that the model goes on with after the text; they are coded too, and told apart."),
+    ] = 0,
+    open_loop: Annotated[
+        bool,
+        typer.Option(
+            "--open-loop",
+            help="Measure each twin in open loop too, as the published method has it: it attends to its own KV.",
+        ),
+    ] = False,
+    float_: Annotated[
+        bool, typer.Option("--float", help="Estimate predictors in float32 too, in open and in closed loop.")
+    ] = False,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Tables with the bits of each layer's K and V.")
+    ] = False,
     runs: Annotated[int, typer.Option(help="Measured runs, after one that does not count; medians are reported.")] = 3,
     peers: Annotated[bool, typer.Option(help="Measure the other coders that are installed too.")] = True,
     plot: Annotated[
@@ -116,30 +95,39 @@ def bench(
     """Size and speed of a coded KV cache, for each predictor and cache dtype, beside other lossless coders.
 
     The text is coded as one session. Speeds are those of coding into memory and of decoding from there, in bytes that
-    the cache stores. The other coders get the same bytes, on one thread; "sample": a slow one that saw 4 MiB of them.
+    the cache stores; "recompute" is how fast the engine computes the same KV from the tokens. The other coders get the
+    same bytes, on one thread; "sample": a slow one that saw 4 MiB of them. --open-loop and --float also estimate the
+    ideal rate of the residual model that was published with the method, a mixture of three parts; that codes nothing.
     """
     dtypes, predictors = _chosen(kv_dtype, "--kv-dtype", _DTYPES), _chosen(predictor, "--predictor", _PREDICTORS)
-    for flag, value, least in (("--tokens", tokens, 2), ("--runs", runs, 1)):
+    for flag, value, least in (("--tokens", tokens, 2), ("--generate", generate, 0), ("--runs", runs, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
     if plot is not None:
         _require_plot(plot)
-    profiles = _profiles(profile or [], dtypes if "linear" in predictors else [])
-    wanted = _Wanted(predictors, dtypes, _thread_counts(threads), runs, tokens, peers, profiles)
+    twins = [kind for kind in predictors if kind in VARIANTS] if open_loop else []
+    if open_loop and not twins:
+        raise InputError("--open-loop is for twins, and none is to be measured")
+    references = open_references(twins) + (float_references() if float_ else [])
+    profiles = _profiles(profile or [], dtypes, predictors)
+    counts = _thread_counts(threads)
+    wanted = Wanted(predictors, dtypes, counts, runs, tokens, generate, peers, profiles, references, twins)
     content = read_text(text, "--text")
     if calibration and not wanted.calibrates:
-        raise InputError("--calibration is for `linear` where no --profile is given, and nothing is to be calibrated")
+        raise InputError("--calibration is for what has no --profile, and nothing is to be calibrated")
     others = {str(path): read_text(path, "--calibration") for path in calibration or []}
-    parts: _Tokens | None = None
-    outcomes: dict[DType, _Outcome] = {}
+    parts: Tokens | None = None
+    outcomes: dict[DType, Outcome] = {}
+    speeds: dict[str, float] = {}
     for engine in ("bf16", "fp16"):
         stored = [d for d in dtypes if (d == "fp16") == (engine == "fp16")]
         if stored:
             llm = load(model, kv_memory=kv_memory, kv_dtype=engine)
-            parts = parts or _prepare(llm, wanted, str(text), content, others)
-            outcomes |= {d: _bench(llm, d, wanted, parts) for d in stored}
+            parts = parts or prepare(llm, wanted, str(text), content, others)
+            speeds |= dict.fromkeys(stored, _recompute(llm, engine, parts, runs))
+            outcomes |= {d: bench_dtype(llm, d, wanted, parts) for d in stored}
     assert parts is not None
-    report = _report(model, text, wanted, parts, [outcomes[d] for d in dtypes])
+    report = _report(model, text, wanted, parts, [outcomes[d] for d in dtypes], speeds)
     if not report["rows"]:
         raise InputError(f"nothing could be measured: {report['left_out'][0]['reason']}")
     if plot is not None:
@@ -148,7 +136,7 @@ def bench(
     if json_:
         print_json(report)
     else:
-        show_tables(report)
+        show_tables(report, per_layer)
 
 
 def _chosen(values: Sequence[str] | None, flag: str, choices: Sequence[T]) -> list[T]:
@@ -166,18 +154,19 @@ def _thread_counts(asked: Sequence[int] | None) -> list[int]:
     return sorted({min(number, cores) for number in asked or (1, 2)})
 
 
-def _profiles(paths: Sequence[Path], dtypes: Sequence[DType]) -> dict[DType, Path]:
-    """By the dtype that each is for."""
-    found: dict[DType, Path] = {}
+def _profiles(paths: Sequence[Path], dtypes: Sequence[DType], predictors: Sequence[PredictorKind]) -> Profiles:
+    """By the predictor and the dtype that each is for."""
+    found: Profiles = {}
     for path in paths:
         calibrated = read_profile(path)
-        dtype = calibrated.geometry.dtype
-        if not isinstance(calibrated.profile, LinearProfile):
-            raise InputError(f"--profile: {path} is for {calibrated.profile.predictor_name}, not for linear")
-        if dtype in found or dtype not in dtypes:
-            why = f"{found[dtype]} is too" if dtype in found else "which is not to be measured with linear"
-            raise InputError(f"--profile: {path} is for {dtype}, {why}")
-        found[dtype] = path
+        kind, dtype = kind_of(calibrated.profile), calibrated.geometry.dtype
+        if kind in MEASURED:
+            raise InputError(f"--profile: {path} is for {kind}, which is measured on the cache itself")
+        if kind not in predictors or dtype not in dtypes:
+            raise InputError(f"--profile: {path} is for {kind} and {dtype}, which are not to be measured together")
+        if (kind, dtype) in found:
+            raise InputError(f"--profile: {path} is for {kind} and {dtype}, {found[kind, dtype]} is too")
+        found[kind, dtype] = path
     return found
 
 
@@ -189,115 +178,49 @@ def _require_plot(path: Path) -> None:
     require_writable(path)
 
 
-def _prepare(llm: LLM, wanted: _Wanted, name: str, content: str, others: dict[str, str]) -> _Tokens:
-    """What is measured and what is calibrated on. Refuses what would else be refused after minutes of work."""
-    for dtype, path in wanted.profiles.items():
-        load_profile(path, llm, dtype)
-    ids, calibration, source = llm.tokenizer.encode(content)[: wanted.tokens], [], ""
-    if others:
-        calibration, source = [llm.tokenizer.encode(other) for other in others.values()], ", ".join(others)
-    elif wanted.calibrates:
-        cut = 3 * len(ids) // 4
-        calibration, ids, source = [ids[:cut]], ids[cut:], f"the first three quarters of {name}"
-    most = min(llm.max_context, _LARGEST // llm.kv_cache.bytes_per_token)
-    if len(ids) > most:
-        note(f"measuring {most} of {len(ids)} tokens: the cache holds no longer session", "yellow")
-    if not ids:
-        raise InputError(f"--text: {name} has too few tokens")
-    if wanted.calibrates:
-        few = sum(map(len, calibration))
-        if few == 0:
-            raise InputError(f"{'--calibration' if others else '--text'}: there are no tokens to calibrate on")
-        if few < _FEW_TOKENS:
-            note(f"{few} tokens are few to calibrate on; a few thousand do better", "yellow")
-    return _Tokens(ids[:most], calibration, source)
+def _recompute(llm: LLM, dtype: str, tokens: Tokens, runs: int) -> float:
+    """Tokens a second. dtype: of the engine's cache."""
+    with bar(f"{dtype}: computing the KV again") as on_progress:
+        return prefill_speed(llm, tokens.measured, runs, on_progress)
 
 
-def _bench(llm: LLM, dtype: DType, wanted: _Wanted, tokens: _Tokens) -> _Outcome:
-    """Everything about one dtype."""
-    left_out: list[dict[str, str]] = []
-
-    def leave_out(predictors: Sequence[str], error: InputError) -> None:
-        for predictor in predictors:
-            note(f"{dtype}, {predictor}: left out: {error}", "yellow")
-            left_out.append({"predictor": predictor, "dtype": dtype, "reason": str(error)})
-
-    try:
-        cache = _cache(llm, dtype, tokens.measured)
-    except InputError as error:  # heads that the dtype cannot store
-        leave_out(wanted.predictors, error)
-        return _Outcome([], [], left_out)
-    candidates = [measured_on(cache, predictor) for predictor in wanted.predictors if predictor != "linear"]
-    if dtype in wanted.profiles:
-        candidates.append(_from_file(llm, dtype, wanted.profiles[dtype]))
-    elif "linear" in wanted.predictors:
-        try:
-            chain_order(cache.geometry, cache.rope)
-        except InputError as error:
-            leave_out(["linear"], error)
-        else:
-            candidates.append(_calibrated(llm, dtype, wanted.tokens, tokens))
-    return _Outcome(_measure(cache, candidates, wanted), _measure_peers(cache, wanted), left_out)
-
-
-def _cache(llm: LLM, dtype: DType, ids: list[int]) -> Cache:
-    with err.status(f"{dtype}: reading the text"):
-        window = next(kv_of_texts(llm, [ids], dtype, len(ids), len(ids)))
-    return Cache(window.kv, window.ids, geometry(llm, dtype), rope_spec(llm), identity(llm))
-
-
-def _from_file(llm: LLM, dtype: DType, path: Path) -> Candidate:
-    return Candidate("linear", load_profile(path, llm, dtype), path.stat().st_size)
-
-
-def _calibrated(llm: LLM, dtype: DType, most: int, tokens: _Tokens) -> Candidate:
-    total = min(most, sum(map(len, tokens.calibration)))
-    with bar(f"{dtype}: reading to calibrate") as on_progress:
-        window = min(_WINDOW, llm.max_context)
-        sample = collect(llm, kv_of_texts(llm, tokens.calibration, dtype, window, total, on_progress), dtype, total)
-    with sample, bar(f"{dtype}: fitting") as on_progress:
-        start = time.perf_counter()
-        calibrated = calibrate(llm, sample, "linear", on_progress)
-        seconds = time.perf_counter() - start
-    return Candidate("linear", calibrated.profile, len(to_bytes(calibrated)), seconds)
-
-
-def _measure(cache: Cache, candidates: Sequence[Candidate], wanted: _Wanted) -> list[Row]:
-    rows: list[Row] = []
-    total, turn = count_turns(len(candidates), wanted.threads, wanted.runs), count(1)
-    with bar(f"{cache.geometry.dtype}: coding and decoding") as on_progress:
-        for candidate in candidates:
-            rows += measure_rows(cache, candidate, wanted.threads, wanted.runs, lambda: on_progress(next(turn), total))
-    return rows
-
-
-def _measure_peers(cache: Cache, wanted: _Wanted) -> list[dict[str, Any]]:
-    dtype = cache.geometry.dtype
-    coders = installed(dtype) if wanted.peers else []
-    others: list[dict[str, Any]] = []
-    with bar(f"{dtype}: other coders") as on_progress:
-        for done, outcome in enumerate(measure_peers(cache, coders, wanted.runs), 1):
-            on_progress(done, len(coders))
-            if isinstance(outcome, ProlepsisError):
-                note(f"{dtype}: {outcome}", "yellow")
-            else:
-                others.append({"coder": outcome.coder, "dtype": dtype, **outcome._asdict()})
-    return others
-
-
-def _report(model: str, text: Path, wanted: _Wanted, tokens: _Tokens, outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """calibrated_on: what `linear` was fitted to, by dtype: a profile file, or a text in words."""
-    rows = [asdict(row) for outcome in outcomes for row in outcome.rows]
-    fitted = [row["dtype"] for row in rows if row["predictor"] == "linear"]
+def _report(
+    model: str,
+    text: Path,
+    wanted: Wanted,
+    tokens: Tokens,
+    outcomes: Sequence[Outcome],
+    speeds: Mapping[str, float],
+) -> dict[str, Any]:
+    """calibrated_on: what each predictor was fitted to, by dtype: a profile file, or a text in words. recompute: speed
+    of the engine with all cores, by dtype."""
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    files = {(str(kind), str(dtype)): path for (kind, dtype), path in wanted.profiles.items()}
+    calibrated: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row.predictor not in MEASURED:
+            path = files.get((row.predictor, row.dtype))
+            calibrated.setdefault(row.predictor, {})[row.dtype] = tokens.source if path is None else str(path)
+    references = [reference for outcome in outcomes for reference in outcome.references]
+    for reference in references:
+        calibrated.setdefault(reference.predictor, {})[reference.dtype] = tokens.source
     return {
         "model": model,
         "text": str(text),
         "measured_tokens": len(tokens.measured),
-        "calibrated_on": {dtype: str(wanted.profiles.get(dtype, tokens.source)) for dtype in fitted},
+        "generated_tokens": len(tokens.measured) - tokens.prompt,
+        "calibrated_on": calibrated,
         "calibration_tokens": min(wanted.tokens, sum(map(len, tokens.calibration))),
         "runs": wanted.runs,
         "cores": default_threads(),
-        "rows": rows,
+        "recompute": {row.dtype: _as_cache(speeds[row.dtype], row) for row in rows},
+        "rows": [asdict(row) for row in rows],
+        "parts": [asdict(part) for outcome in outcomes for part in outcome.parts],
+        "references": [asdict(reference) for reference in references],
         "others": [other for outcome in outcomes for other in outcome.others],
         "left_out": [note_ for outcome in outcomes for note_ in outcome.left_out],
     }
+
+
+def _as_cache(tokens_a_second: float, row: Row) -> dict[str, float]:
+    return {"tok_s": tokens_a_second, "mb_s": tokens_a_second * row.decode_mb_s / row.decode_tok_s}

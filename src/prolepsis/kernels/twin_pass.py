@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels.forward import Plan, Scratch
+from prolepsis.kernels.forward import Plan
 from prolepsis.kernels.paged_attention import Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import (
     Weights,
@@ -333,10 +333,8 @@ def run_twin(control, generation, shape, network, pool, rows_of, scratch):
         while item >= 0:
             _run_item(control, item, network, pool, rows_of, scratch)
             done += 1
-            if alone:
-                item = np.int64(done) if done < items else np.int64(-1)
-            else:
-                item = take(control)
+            following = np.int64(done) if done < items else np.int64(-1)
+            item = following if alone else take(control)
         if done > 0:
             waited = 0
             if not alone:

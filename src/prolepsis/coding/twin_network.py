@@ -137,4 +137,4 @@ class TwinNetwork:
         for index, layer in enumerate(range(first, first + len(blocks))):
             fine = groups[GROUPS * layer + QUERY, 3]
             groups[GROUPS * layer + CORRECTION] = index, 1, CORRECTIONS, fine
-        return Network(self.target.plan, self.made, packed(blocks), groups)
+        return Network(self.target.plan, self.made, packed(blocks), groups, -self.target.plan.sin)

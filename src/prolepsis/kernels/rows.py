@@ -33,6 +33,7 @@ from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whose negative is one too
 LARGEST_BYTE = 127.0
+MODERATE = 2.0**60  # larger numbers are no hidden state of any model, and must not become infinite
 DTYPE_BF16, DTYPE_FP16 = 0, 1
 DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16}
 
@@ -96,6 +97,57 @@ def add_row(tyctx, x, at, width, delta, delta_at):
         return context.get_dummy_value()
 
     return types.void(x, _i, _i, delta, _i), codegen
+
+
+def _moderate(b, value):
+    """`value` where it is below MODERATE in magnitude, else 0; NaN is none of the first."""
+    small = b.fcmp_ordered("<", absolute(b, value), splat(FLOATS, MODERATE))
+    return b.select(small, value, splat(FLOATS, 0.0))
+
+
+@intrinsic
+def moderate_row(tyctx, x, at, width):
+    """Make what is NaN, or not below MODERATE in magnitude, 0."""
+
+    def codegen(context, b, signature, args):
+        px = data(context, b, signature.args[0], args[0])
+        with _vectors(b, args[2]) as (column, _):
+            where = scaled(b, b.add(args[1], column), 4)
+            store(b, _moderate(b, load(b, FLOATS, px, where)), px, where)
+        return context.get_dummy_value()
+
+    return types.void(x, _i, _i), codegen
+
+
+@intrinsic
+def add_moderate_row(tyctx, x, at, width, delta):
+    """x += delta, both from `at` on; what is then NaN, or not below MODERATE in magnitude, becomes 0; delta = 0."""
+
+    def codegen(context, b, signature, args):
+        px, pd = (data(context, b, signature.args[i], args[i]) for i in (0, 3))
+        with _vectors(b, args[2]) as (column, _):
+            where = scaled(b, b.add(args[1], column), 4)
+            total = b.fadd(load(b, FLOATS, px, where), load(b, FLOATS, pd, where))
+            store(b, _moderate(b, total), px, where)
+            store(b, splat(FLOATS, 0.0), pd, where)
+        return context.get_dummy_value()
+
+    return types.void(x, _i, _i, delta), codegen
+
+
+@intrinsic
+def subtract_row(tyctx, x, y, at, width, out, out_at):
+    """out = x - y, both from `at` on."""
+
+    def codegen(context, b, signature, args):
+        px, py, po = (data(context, b, signature.args[i], args[i]) for i in (0, 1, 4))
+        with _vectors(b, args[3]) as (column, _):
+            where = scaled(b, b.add(args[2], column), 4)
+            difference = b.fsub(load(b, FLOATS, px, where), load(b, FLOATS, py, where))
+            store(b, difference, po, scaled(b, b.add(args[5], column), 4))
+        return context.get_dummy_value()
+
+    return types.void(x, y, _i, _i, out, _i), codegen
 
 
 @intrinsic

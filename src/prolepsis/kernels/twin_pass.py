@@ -22,7 +22,15 @@ from prolepsis.kernels.qmatmul import (
     quantise_to_bytes,
     unpack_row,
 )
-from prolepsis.kernels.rows import add_row, gate_row, norm_row, root_mean_square, rotate_head
+from prolepsis.kernels.rows import (
+    add_moderate_row,
+    gate_row,
+    moderate_row,
+    norm_row,
+    root_mean_square,
+    rotate_head,
+    subtract_row,
+)
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
 
 PHASES = 15
@@ -41,7 +49,6 @@ _CHANGE, _PROJECTED = range(2)
 
 _ROWS_AN_ITEM = 8
 _ITEMS_A_THREAD = 2
-_MODERATE = np.float32(2.0**60)  # larger numbers are no hidden state of any model, and must not become infinite
 
 
 class Network(NamedTuple):
@@ -56,6 +63,7 @@ class Network(NamedTuple):
     made: Weights
     corrections: Weights
     groups: NDArray[np.int64]
+    back_sin: NDArray[np.float32]
 
 
 class TwinRows(NamedTuple):
@@ -89,11 +97,7 @@ def _norm(plan, scratch, norm, row, fine):
     """Adds the last change to a row of the hidden state; activations[row] = its norm, quantised."""
     hidden = plan.hidden
     at = row * hidden
-    add_row(scratch.stream, at, hidden, scratch.change, at)
-    for i in range(at, at + hidden):
-        scratch.change[i] = 0.0
-        if not abs(scratch.stream[i]) < _MODERATE:
-            scratch.stream[i] = 0.0
+    add_moderate_row(scratch.stream, at, hidden, scratch.change)
     norm_row(scratch.stream, at, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x, at)
     _quantise(scratch, row, hidden, fine)
 
@@ -102,48 +106,47 @@ def _norm(plan, scratch, norm, row, fine):
 def _predict(plan, pool, scratch, rows_of, rows, row):
     """means[row] = the projected K, turned, and V."""
     dim, kv_heads, rotary = pool.head_dim, pool.kv_heads, plan.rotary_dim
-    joined = (plan.heads + 2 * kv_heads) * dim
-    base, angle = row * joined + plan.heads * dim, rows_of.positions[row] * (rotary // 2)
-    at = row * kv_heads * dim
+    width = kv_heads * dim
+    base = row * (plan.heads * dim + 2 * width) + plan.heads * dim
+    angle = rows_of.positions[row] * (rotary // 2)
+    at, second = row * width, (rows + row) * width
     for h in range(kv_heads):
         rotate_head(
             scratch.projected, base + h * dim, rotary, dim, plan.cos, plan.sin, angle, np.float32(1.0), rows_of.means,
             at + h * dim,
         )  # fmt: skip
-    width = kv_heads * dim
-    second = rows * width + at
-    for i in range(width):
-        rows_of.means[second + i] = scratch.projected[base + width + i]
-    for first in (at, second):
-        for i in range(first, first + width):
-            if not abs(rows_of.means[i]) < _MODERATE:
-                rows_of.means[i] = 0.0
+    _scale(plan, scratch.projected, base + width, width, np.float32(1.0), rows_of.means, second)
+    moderate_row(rows_of.means, at, width)
+    moderate_row(rows_of.means, second, width)
 
 
 @njit(inline="always")
-def _residual(plan, pool, scratch, rows_of, rows, row, fine):
+def _scale(plan, x, at, width, factor, out, out_at):
+    """out = x * factor: a head that does not turn."""
+    rotate_head(x, at, 0, width, plan.cos, plan.sin, 0, factor, out, out_at)
+
+
+@njit(inline="always")
+def _residual(network, pool, scratch, rows_of, rows, row, fine):
     """activations[row] = how far the prediction is off, K's turned back, times the hidden state's magnitude.
 
     The projections see the hidden state divided by that magnitude; the correction is added to the state itself.
     """
-    dim, kv_heads, hidden = pool.head_dim, pool.kv_heads, plan.hidden
-    width, pairs = kv_heads * dim, plan.rotary_dim // 2
-    factor = root_mean_square(scratch.stream, row * hidden, hidden)
-    x, at, second = scratch.activations.x, row * width, (rows + row) * width
-    out, angle = row * 2 * width, rows_of.positions[row] * pairs
-    for i in range(width):
-        x[out + i] = rows_of.actual[at + i] - rows_of.means[at + i]
-        x[out + width + i] = rows_of.actual[second + i] - rows_of.means[second + i]
+    plan = network.plan
+    dim, kv_heads = pool.head_dim, pool.kv_heads
+    width, x = kv_heads * dim, scratch.activations.x
+    factor = root_mean_square(scratch.stream, row * plan.hidden, plan.hidden)
+    base, out = row * (plan.heads * dim + 2 * width) + plan.heads * dim, row * 2 * width
+    angle = rows_of.positions[row] * (plan.rotary_dim // 2)
+    subtract_row(rows_of.actual, rows_of.means, row * width, width, scratch.projected, base)
+    subtract_row(rows_of.actual, rows_of.means, (rows + row) * width, width, scratch.projected, base + width)
     for h in range(kv_heads):
-        for i in range(pairs):
-            p, q = out + h * dim + i, out + h * dim + pairs + i
-            c, s = plan.cos[angle + i], plan.sin[angle + i]
-            u, v = x[p], x[q]
-            x[p], x[q] = u * c + v * s, v * c - u * s
-    for i in range(out, out + 2 * width):
-        x[i] *= factor
-        if not abs(x[i]) < _MODERATE:
-            x[i] = 0.0
+        rotate_head(
+            scratch.projected, base + h * dim, plan.rotary_dim, dim, plan.cos, network.back_sin, angle, factor, x,
+            out + h * dim,
+        )  # fmt: skip
+    _scale(plan, scratch.projected, base + width, width, factor, x, out + width)
+    moderate_row(x, out, 2 * width)
     _quantise(scratch, row, 2 * width, fine)
 
 
@@ -217,7 +220,7 @@ def _run_item(control, item, network, pool, rows_of, scratch):
         elif kind == _PREDICT:
             _predict(plan, pool, scratch, rows_of, rows, row)
         elif kind == _RESIDUAL:
-            _residual(plan, pool, scratch, rows_of, rows, row, fine)
+            _residual(network, pool, scratch, rows_of, rows, row, fine)
         elif kind == _ROTATE:
             _rotate(plan, pool, scratch, rows_of, rows, row)
         elif kind == _QUANTISE:

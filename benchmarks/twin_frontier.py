@@ -6,6 +6,7 @@ Beside them stand what the engine takes to compute the KV from the tokens, and i
 activations that no kernel was written for.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -172,12 +173,23 @@ def rotated(x: Floats, columns: int) -> Floats:
     return (nearest(turned, columns).reshape(-1, 64) @ turn.T).reshape(x.shape).astype(np.float32)
 
 
+def mixed(x: Floats, part: int) -> Floats:
+    """A step for each 32; of each token's runs, the one in `part` with the largest numbers has 16 bits."""
+    runs = x.reshape(len(x), -1, 32)
+    largest = np.abs(runs).max(axis=2)
+    limit = np.sort(largest, axis=1)[:, -max(1, runs.shape[1] // part)]
+    quants = np.where(largest >= limit[:, None], np.float32(32639), np.float32(127))[..., None]
+    steps = np.maximum(largest[..., None] / quants, np.float32(1e-30))
+    return (np.rint(runs / steps) * steps).reshape(x.shape).astype(np.float32)
+
+
 ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
     "one step a token": lambda x: nearest(x, x.shape[1]),
     "one step a token, rotated by 64": lambda x: rotated(x, x.shape[1]),
     "a step for each 32 (twin-int8)": lambda x: nearest(x, 32),
     "a step for each 32, rotated by 64": lambda x: rotated(x, 32),
     "a step for each 16": lambda x: nearest(x, 16),
+    "a step for each 32, one run in 6 in 16 bits": lambda x: mixed(x, 6),
 }
 
 
@@ -202,15 +214,23 @@ def draw(rows: Sequence[dict[str, Any]], prefill_speed: float, title: str, path:
     figure = Figure(figsize=(8.5, 5.5), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="restored tokens a second", title=title)
     axes.set_ylabel("stored bytes per coded byte")
+    tried = 0
     for row in rows:
-        kept = "," not in row["predictor"]
         x, y = row["decode tok/s"], row["ratio"]
-        axes.scatter(x, y, s=44 if kept else 18, color="#0072B2" if kept else "#D55E00", marker="o" if kept else "x")
-        label = row["predictor"].removeprefix("twin-int8, ")
-        axes.annotate(label, (x, y), (5, 4), textcoords="offset points", fontsize=9 if kept else 7)
+        if "," not in row["predictor"]:
+            axes.scatter(x, y, s=44, color="#0072B2")
+            above = -12 if row["predictor"] == "twin-int4" else 5
+            axes.annotate(row["predictor"], (x, y), (6, above), textcoords="offset points", fontsize=9)
+            continue
+        tried += 1
+        name = f"{tried}: {row['predictor'].removeprefix('twin-int8, ')}"
+        axes.scatter(x, y, s=18, color="#D55E00", marker="x", label=name)
+        axes.annotate(str(tried), (x, y), (-9, -3), textcoords="offset points", fontsize=7)
     axes.axvline(prefill_speed, color="0.5", linestyle="--")
     axes.annotate("computed from the tokens", (prefill_speed, 1.05), (3, 0), textcoords="offset points", fontsize=7)
     axes.grid(alpha=0.25, which="both")
+    if tried:
+        axes.legend(fontsize=7, title="twin-int8, tried with", title_fontsize=7, markerscale=0)
     figure.savefig(path, dpi=160)
 
 
@@ -231,13 +251,16 @@ def main() -> None:
     (text,) = kv_of_texts(llm, [ids], dtype, len(ids), len(ids))
     (short,) = kv_of_texts(llm, [reference], dtype, 1024, 1024)
     with sample(llm, reference[: -len(ids)], dtype, arguments.tokens) as calibration:
-        rows = [measure(llm, point, text, dtype, arguments.runs) for point in points(llm, calibration, arguments.tried)]
+        rows = []
+        for point in points(llm, calibration, arguments.tried):
+            rows.append(measure(llm, point, text, dtype, arguments.runs))
+            print(point.name, f"{rows[-1]['ratio']:.2f}", file=sys.stderr)  # it takes a quarter of an hour
     speed = prefill(llm, ids, arguments.runs)
     facts: dict[str, Any] = {"prefill tok/s": speed}
     if arguments.roundings:
         for row in ideal_rates(llm, short, text, dtype):
             facts[row["rounding of activations"]] = row["ideal bits a value"]
-    title = f"{arguments.model}, {dtype}, {len(ids)} tokens"
+    title = f"{llm.name}, {dtype}, {len(ids)} tokens"
     if arguments.plot is not None:
         draw(rows, speed, f"{title}, {arguments.threads} threads", arguments.plot)
     measuring.report(f"predictors, {title}", rows, arguments, **facts)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from golden_twins import NAMES as TWINS
+from golden_twins import profile_of
+from golden_twins import written as written_by_a_twin
 from make_golden import GOLDEN, IDS, NAMES, START, TOKENS, digest, outside_profile, written
+from twin_samples import Model, Text, model
 
 from prolepsis.coding import Profile, SessionReader, SessionStream
 
@@ -76,3 +80,22 @@ def test_this_release_writes_the_same_bytes(name: str) -> None:
     assert profile is not None
     ids = IDS if reader.ids is None else reader.ids
     assert written(reader.read_all(), ids, profile, name.split("_")[0], reader.header.dtype) == data
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The model of the twins' files."""
+    return model(tmp_path_factory.mktemp("model") / "model.gguf")
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins(small: Model, name: str) -> None:
+    """Every value; and, which is no promise, the same bytes when they are coded again."""
+    folder = DATA / "golden_twins"
+    data, profile = (folder / f"{name}.pkv").read_bytes(), profile_of(name, small)
+    reader = SessionReader(data, profile=profile)
+    kv = reader.read_all()
+    assert digest(kv) == msgspec.json.decode((folder / "digests.json").read_bytes())[name]
+    assert [segment.count for segment in reader.segments] == [250, 6, 24]
+    assert reader.ids is not None
+    assert written_by_a_twin(Text(reader.ids, kv), profile) == data

@@ -18,6 +18,7 @@ from prolepsis.kernels.team import default_threads
 DTYPES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
 PREDICTORS = ["marginal", "static", "linear"]
 CHOSEN = [word for predictor in PREDICTORS for word in ("--predictor", predictor)]
+EVERY = [word for dtype in DTYPES for word in ("--kv-dtype", dtype)]
 KEYS = [
     "predictor", "dtype", "threads", "bits_per_scalar", "ideal_bits", "ratio", "encode_mb_s", "decode_mb_s",
     "encode_tok_s", "decode_tok_s", "profile_bytes", "measure_s",
@@ -38,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(text: Path, tiny: Path) -> dict[str, Any]:
     """All dtypes, and the predictors that are no networks."""
-    return json_of(call("kv", "bench", tiny, "--text", text, *CHOSEN, "--float", "--runs", "1", "--json"))
+    return json_of(call("kv", "bench", tiny, "--text", text, *CHOSEN, *EVERY, "--float", "--runs", "1", "--json"))
 
 
 def test_every_predictor_and_dtype_on_every_number_of_threads(report: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ SMALL = ["--runs", "1", "--no-peers", "--json"]
 def test_a_small_text(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("A short text, of fifty tokens or so.")
-    outcome = call("kv", "bench", tiny, "--text", path, *CHOSEN, *SMALL)
+    outcome = call("kv", "bench", tiny, "--text", path, *CHOSEN, *EVERY, *SMALL)
     report = json_of(outcome)
     assert "tokens are few to calibrate on" in outcome.err
     assert 0 < report["calibration_tokens"] < 50

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.cache_dtypes import from_scalars
+from prolepsis.coding.cache_dtypes import DType, from_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample, temporary_file
 from prolepsis.coding.past import OwnPast, follow
 from prolepsis.coding.predictors import Segment
@@ -141,11 +141,14 @@ class _Fit:
     def layer(self, layer: int) -> None:
         """Fit the correction behind this layer, and go on."""
         moments, network = _Moments(self._network.target), self._network.corrected([])
+        dtype = self._sample.geometry.dtype
         for tokens, segment, scalars, steps in self._sample.layer_parts(layer):
+            own = _stored_values(self._target.predict(self._exact, layer, segment, tokens), dtype)
             means = self._twin.predict(network, layer, segment, tokens)
-            errors = values_of(scalars, steps, self._sample.geometry.dtype) - means
             fitted = bool(self._sample.fitted[tokens.start])
-            moments.add(segment, np.nan_to_num(errors, posinf=0, neginf=0), self._differences(tokens), fitted)
+            moments.add_errors(values_of(scalars, steps, dtype) - means, fitted)
+            if fitted:
+                moments.add_misses(segment, own - means, self._differences(tokens))
         self.codes.append(moments.codes)
         if layer + 1 == self._sample.geometry.layers:
             return
@@ -157,14 +160,20 @@ class _Fit:
             self._target.go_on(segment, layer, tokens, scalars, steps)
             means = self._twin.predict(network, layer, segment, tokens)
             if self._open_loop:
-                (scalars,), own = stored(means[None], self._sample.geometry.dtype)
-                steps = None if own is None else own[0]
+                (scalars,), predicted = stored(means[None], self._sample.geometry.dtype)
+                steps = None if predicted is None else predicted[0]
             self._twin.go_on(segment, layer, tokens, scalars, steps)
 
     def _differences(self, tokens: slice) -> Floats:
         """How far the twin's state is off, as a part of its magnitude: float32 [tokens, hidden]."""
         hidden = self._twin.hidden[tokens]
         return (self._target.hidden[tokens] - hidden) / (np.sqrt((hidden**2).mean(axis=1, keepdims=True)) + _SMALL)
+
+
+def _stored_values(means: Floats, dtype: DType) -> Floats:
+    """What a cache stores of predicted K and V [2, tokens, kv_heads, head_dim], as float32."""
+    scalars, steps = stored(means[None], dtype)
+    return values_of(scalars[0], None if steps is None else steps[0], dtype)
 
 
 class _Moments:
@@ -177,14 +186,21 @@ class _Moments:
         self._sizes = {held_out: np.zeros((2, target.kv_heads, target.head_dim)) for held_out in (False, True)}
         self._counts = dict.fromkeys((False, True), 0)
 
-    def add(self, segment: Segment, errors: Floats, differences: Floats, fitted: bool) -> None:
-        """errors: as `_Fit._errors` gives them. differences: float32 [tokens, hidden], what is to be corrected."""
-        self._sizes[not fitted] += np.abs(errors).sum(axis=1, dtype=np.float64)
-        self._counts[not fitted] += segment.count
-        if fitted:
-            rows = self._turned_back(segment, errors)
-            self._squares += rows.T @ rows
-            self._products += rows.T @ differences
+    def add_errors(self, errors: Floats, fitted: bool) -> None:
+        """How far predictions are off what is coded: float32 [2, tokens, kv_heads, head_dim]."""
+        sizes = np.abs(np.nan_to_num(errors, posinf=0, neginf=0))
+        self._sizes[not fitted] += sizes.sum(axis=1, dtype=np.float64)
+        self._counts[not fitted] += errors.shape[1]
+
+    def add_misses(self, segment: Segment, misses: Floats, differences: Floats) -> None:
+        """misses: how far predictions are off what the target's own arithmetic stores. differences: float32
+        [tokens, hidden], how far the hidden state is off the target's own.
+
+        What another engine stores has roundings of its own, which say nothing of this difference.
+        """
+        rows = self._turned_back(segment, np.nan_to_num(misses, posinf=0, neginf=0))
+        self._squares += rows.T @ rows
+        self._products += rows.T @ differences
 
     def _turned_back(self, segment: Segment, errors: Floats) -> Floats:
         plan, pairs = self._target.plan, self._target.plan.rotary_dim // 2

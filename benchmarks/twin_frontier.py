@@ -104,7 +104,7 @@ def points(llm: LLM, calibration: CalibrationSample, tried: bool) -> Iterator[Po
 
 def uncorrected(profile: Any, calibration: CalibrationSample) -> AnyProfile:
     """The twin with closed attention alone, its errors and tables fitted anew."""
-    return fit_twin(calibration, profile.network, "twin-int8", corrected=False)
+    return fit_twin(calibration, profile.network, "twin-int8", corrections=np.zeros_like(profile.corrections))
 
 
 def measure(llm: LLM, point: Point, text: WindowKV, dtype: DType, runs: int) -> dict[str, Any]:

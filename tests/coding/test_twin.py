@@ -177,6 +177,19 @@ def test_corrections_that_are_no_numbers_cost_bytes_and_nothing_else(text: Text,
     assert np.array_equal(decode(data, profile=broken), text.kv)
 
 
+@pytest.mark.parametrize("rows", [0, 64, 288])
+def test_a_profile_of_another_shape_than_its_network(mixed: Model, twins: dict[str, TwinProfile], rows: int) -> None:
+    """Corrections are multiplied into memory that is as large as the model's hidden state."""
+    profile = twins["twin-int8"]
+    columns = profile.corrections.shape[2]
+    wrong = replace(profile, corrections=np.zeros((2, rows, columns), np.uint8))
+    read = from_bytes(to_bytes(CalibratedProfile(wrong, profile.geometry, ROPE, {}, 600)), "p").profile
+    for damaged in (read, replace(profile, geometry=profile.geometry._replace(layers=4))):
+        assert isinstance(damaged, TwinProfile)
+        with pytest.raises(InputError, match="the profile is damaged: it speaks of the shape"):
+            damaged.bound_to(mixed.target)
+
+
 def test_what_is_refused(mixed: Model, text: Text, twins: dict[str, TwinProfile], tmp_path: Path) -> None:
     profile = twins["twin-int8"]
     predictor, past = profile.predictor(ROPE), OwnPast(profile.geometry, 512)

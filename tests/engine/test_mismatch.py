@@ -12,14 +12,15 @@ from test_conversation import kv
 from test_profiles import calibrated
 
 from prolepsis import LLM
-from prolepsis.coding import SessionReader
+from prolepsis.coding import SessionReader, SessionWriter
 from prolepsis.coding.cache_dtypes import quantise
 from prolepsis.coding.container import INDEX_ENTRY
 from prolepsis.coding.profile import measure
-from prolepsis.engine.identity import geometry, rope_spec
+from prolepsis.engine.identity import geometry, identity, rope_spec
 from prolepsis.engine.profiles import bind
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import SegmentError
+from prolepsis.model.decoder import NUMERICS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coding"))
 from file_mutations import replace_streams
@@ -45,6 +46,11 @@ def sequential(llm: LLM, which: int) -> Any:
     return EchoProfile(geometry(llm, "bf16"), 0.5 + which / 4)
 
 
+@cache
+def twin(llm: LLM, which: int) -> Any:
+    return bind(calibrated(llm, "twin-int8", tokens=400 + 20 * which).profile, llm)
+
+
 class Saved(NamedTuple):
     """A session of a segment for each of SAVES: its file, tokens, KV, and the profile that it was saved with."""
 
@@ -55,7 +61,7 @@ class Saved(NamedTuple):
     profile: Any
 
 
-@pytest.fixture(params=[static, linear, sequential], ids=lambda kind: kind.__name__)
+@pytest.fixture(params=[static, linear, sequential, twin], ids=lambda kind: kind.__name__)
 def profiles(request: pytest.FixtureRequest) -> Callable[[LLM, int], Any]:
     """Two profiles of the same predictor."""
     return request.param
@@ -184,3 +190,23 @@ def test_any_bit(llm: LLM, saved: Saved) -> None:
         loaded.sequence.release()
         assert np.array_equal(bits, saved.kv[:, :, : bits.shape[2]])
     llm.kv_cache.check([])
+
+
+def test_nothing_is_appended_to_kv_of_other_bits(llm: LLM, tmp_path: Path) -> None:
+    """It would be coded with the cache's K and V, and decoded with the file's."""
+    tokens, profile = [7 * i % 500 for i in range(60)], twin(llm, 0)
+    sequence = llm.runner.new_sequence(tokens)
+    llm.runner.prefill(sequence)
+    changed = llm.kv_cache.read(sequence.table, 0, 40)
+    changed[0, 0, 7] ^= 1
+    header = {"model": identity(llm), "numerics": NUMERICS, "block_size": llm.kv_cache.block_size}
+    with open(tmp_path / "s.pkv", "w+b") as file:
+        writer = SessionWriter(file, profile, dtype="bf16", rope=rope_spec(llm), **header)
+        writer.add(changed, tokens[:40])
+        writer.finish(b'{"messages":[],"pending":[]}')
+    assert save_session(tmp_path / "s.pkv", llm, sequence, profile=profile).appended is None
+    expected = kv(llm, sequence)
+    sequence.release()
+    saved = load_session(tmp_path / "s.pkv", llm, profile=profile)
+    assert np.array_equal(kv(llm, saved.sequence), expected)
+    saved.sequence.release()

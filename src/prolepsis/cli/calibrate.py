@@ -26,13 +26,15 @@ from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.profile_store import keep, require_store
+from prolepsis.engine.profile_store import best_kept, keep, require_store
 from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
+from prolepsis.engine.session import cache_dtype
 from prolepsis.errors import InputError
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
 _FEW_TOKENS = 2000
+_LEAST_TOKENS = 256
 
 
 def calibrate_(
@@ -42,7 +44,7 @@ def calibrate_(
         typer.Option(
             "--output",
             "-o",
-            help="Write the profile to this file, for --profile. Default: keep it in the cache directory, where `kv` "
+            help="Write the profile to this file, for --profile. Default: keep it in the data directory, where `kv` "
             "and `chat` find it. Older ones stay there, for the sessions coded with them.",
         ),
     ] = None,
@@ -65,7 +67,7 @@ def calibrate_(
     """Fit a profile to the KV cache that a model makes of texts, and tell what that buys."""
     kind: PredictorKind = choice(predictor, "--predictor", get_args(PredictorKind))
     dtype: DType = choice(kv_dtype, "--kv-dtype", get_args(DType))
-    for flag, value, least in (("--tokens", tokens, 256), ("--window", window, 1)):
+    for flag, value, least in (("--tokens", tokens, _LEAST_TOKENS), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
     if str(output) == "-":
@@ -84,6 +86,9 @@ def calibrate_(
         if not ids:
             raise InputError(f"--check: {name} has no text")
     total = min(tokens, sum(map(len, texts)))
+    if total < _LEAST_TOKENS:
+        names = ", ".join(map(str, text))
+        raise InputError(f"--text: {names}: {total} tokens are too few to calibrate on, which takes {_LEAST_TOKENS}")
     if total < _FEW_TOKENS:
         note(f"{total} tokens are few to calibrate on; a few thousand do better", "yellow")
     start = time.perf_counter()
@@ -111,7 +116,16 @@ def calibrate_(
     else:
         _print(report)
         if output is None:
-            note("it is kept there: `kv save` and `chat --session` use it from now on; sessions coded with it need it")
+            note(f"it is kept there: {_used_by(llm, kind, dtype, path)}; sessions coded with it need it")
+
+
+def _used_by(llm: LLM, kind: PredictorKind, dtype: DType, path: Path) -> str:
+    """Who will code with the profile that was just kept."""
+    if dtype != cache_dtype(llm):
+        return f"the engine has no {dtype} cache yet; `kv bench --profile {path}` uses it"
+    best = best_kept(llm, dtype, lambda why: None)
+    told = "from now on" if best is not None and best.path == path else f"with --predictor {kind}"
+    return f"`kv save` and `chat --session` use it {told}"
 
 
 def _write(path: Path, calibrated: CalibratedProfile) -> Path:

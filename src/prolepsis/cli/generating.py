@@ -163,7 +163,7 @@ def chat(
     finally:
         if session is not None and len(conversation.messages) > turns_before:
             save_session(session, llm, conversation.sequence, conversation.messages, profile=coded_with)
-            note(f"saved {len(conversation.sequence.tokens)} tokens to {session}")
+            note(f"saved {conversation.sequence.num_cached} tokens to {session}")
 
 
 def _open_conversation(

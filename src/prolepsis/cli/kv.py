@@ -31,6 +31,7 @@ from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kin
 from prolepsis.coding import SessionReader, SessionStream
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.container import SegmentEntry
+from prolepsis.engine.identity import identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.profiles import load_profile, needs_model, read_profile
@@ -228,11 +229,15 @@ def verify(
         if name is not None:
             llm = load(name, max_context=max_context, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
         coded_with = None
+        if llm is not None and isinstance(coded, SessionReader):
+            coded.require(model=identity(llm))
         if header.profile is None:
             coded_with = _profile_to_read_with(profile, coded, llm)
             coded.use(coded_with)
         elif profile is not None:
             note(f"{coded.name} brings its own profile; {profile} is not needed")
+        elif model is not None and against is None:
+            note(f"{coded.name} brings its own profile; {model} is not needed")
         segments = _decode(coded)
     tokens = sum(segment.count for segment in segments)
     report: dict[str, Any] = {"file": str(session), "tokens": tokens, "segments": len(segments), "sound": True}
@@ -258,6 +263,12 @@ def _decode(coded: SessionReader | SessionStream) -> list[SegmentEntry]:
     """Every segment, once its values are decoded and checked."""
     if isinstance(coded, SessionStream):
         return [entry for entry, _ in coded]
+    positions = coded.coder.predictor.positions
+    if positions is not None and coded.stop > positions:
+        raise InputError(
+            f"{coded.name} holds {coded.stop} tokens, but the context holds {positions}; "
+            "raise --max-context or --kv-memory"
+        )
     with bar("decoding") as on_progress:
         faults = coded.faults(on_progress)
     if len(faults) > 1:

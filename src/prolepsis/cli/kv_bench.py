@@ -66,7 +66,7 @@ def bench(
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A text to calibrate on where there is no profile; may be repeated. Default: the first three quarters "
+            help="A text to calibrate on where there is no --profile; may be repeated. Default: the first three quarters "
             "of --text, and then only the rest is measured."
         ),
     ] = None,

@@ -17,13 +17,15 @@ from prolepsis.errors import InputError
 
 ProfileOption = Annotated[
     Path | None,
-    typer.Option(help="A profile file of this model and cache dtype. Default: one that `prolepsis calibrate` kept."),
+    typer.Option(
+        help="A profile file of this model and cache dtype. Default: one that `prolepsis calibrate` kept; of a session that is read, the one it names."
+    ),
 ]
 PredictorOption = Annotated[
     str | None,
     typer.Option(
-        help=f"What to code with: {', '.join(get_args(PredictorKind))}. Default: that of --profile; else the best that "
-        "a profile is kept for, static where there is none."
+        help=f"What to code with: {', '.join(get_args(PredictorKind))}. Default: that of --profile; else the first "
+        f"of {', '.join(BY_WORTH)} that a profile is kept for, or static, measured on the session."
     ),
 ]
 

@@ -72,7 +72,11 @@ class CheckedDecoder:
                 f"the file, and {told}: pass it with --profile"
             )
         predictor, geometry = self.header.predictor, self.header.geometry
-        if (predictor, geometry) != (profile.predictor_name, geometry_of(profile, geometry.dtype)):
+        try:
+            fits = (predictor, geometry) == (profile.predictor_name, geometry_of(profile, geometry.dtype))
+        except InputError:  # it is for another dtype
+            fits = False
+        if not fits:
             raise SegmentError(
                 f"{self.name}: the header is not valid: the profile {wanted} is not one of {predictor!r} for {geometry}"
             )

@@ -176,6 +176,11 @@ class SegmentCoder:
         for number, (stream, whole) in zip(numbers.tolist(), decoded, strict=True):
             check(number, stream, whole and are_scalars(stream, self._geometry.dtype))
 
+    def checksums(self, kv: KV) -> list[int]:
+        """Of the values of each stream, as an index holds them: of 16-bit values that are predicted layer by layer."""
+        values = streams.values_of(to_scalars(kv, self._geometry.dtype), self.group)
+        return [xxhash.xxh3_64_intdigest(stream.data) for stream in values]
+
     def count(self, segment: Segment, kv: KV, past: Past | None = None) -> NDArray[np.int64]:
         """How often each token occurs in each context: int64 [contexts, 128]. Steps do not count."""
         counts = np.zeros(self._tables.frequencies.shape, np.int64)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.cache_dtypes import DType, from_scalars
+from prolepsis.coding.cache_dtypes import DType, arrays_of, from_scalars
 from prolepsis.coding.calibration_sample import CalibrationSample, temporary_file
 from prolepsis.coding.past import OwnPast, follow
 from prolepsis.coding.predictors import Segment
@@ -19,6 +19,7 @@ from prolepsis.coding.predictors.twin import stored, values_of
 from prolepsis.coding.profile import measure_parts, scale_codes
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.tables import fit, universal_tables
+from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.twin_network import CORRECTION_TYPE, REFERENCE, VARIANTS, Target, TwinNetwork, correction_bytes
 from prolepsis.coding.twin_profile import TwinProfile
 from prolepsis.coding.twin_run import Workspace
@@ -52,7 +53,16 @@ def calibrate_twin(
     Raises:
         InputError: an empty sample, unknown ids, or positions that the model has no angles for.
     """
-    return fit_twin(sample, TwinNetwork.of(target, VARIANTS[variant]), variant, on_progress, open_loop=open_loop)
+    _require_usable(sample)
+    kind = VARIANTS[variant]
+    corrections = None
+    if kind.fine and not open_loop and not _is_targets_own(sample, target):
+        # Beside the target's own arithmetic this twin is hardly off. What another engine's roundings do to hidden
+        # states looks like what coarser activations do to them.
+        coarse = TwinNetwork.of(target, kind._replace(fine=False))
+        corrections = fit_twin(sample, coarse, variant).corrections
+    network = TwinNetwork.of(target, kind)
+    return fit_twin(sample, network, variant, on_progress, corrections=corrections, open_loop=open_loop)
 
 
 def fit_twin(
@@ -61,28 +71,43 @@ def fit_twin(
     variant: str,
     on_progress: Progress | None = None,
     *,
-    corrected: bool = True,
+    corrections: NDArray[np.uint8] | None = None,
     open_loop: bool = False,
 ) -> TwinProfile:
-    """As `calibrate_twin`, for a network that may differ from what `variant` makes, and then is for measuring only."""
-    if sample.tokens == 0:
-        raise InputError("there are no tokens to calibrate on")
-    if sample.ids is None:
-        raise InputError("a twin is calibrated on tokens whose ids are known")
+    """As `calibrate_twin`, for a network that may differ from what `variant` makes, and then is for measuring only.
+
+    corrections: to be used instead of fitted ones, as in a profile; in open loop there are none.
+    """
+    _require_usable(sample)
     geometry, hidden = sample.geometry, network.target.plan.hidden
-    with _Fit(sample, network, corrected and not open_loop, open_loop) as fitting:
+    with _Fit(sample, network, corrections, open_loop) as fitting:
         for layer in range(geometry.layers):
             fitting.layer(layer)
             if on_progress is not None:
                 on_progress(layer + 1, geometry.layers)
-        corrections = np.array(fitting.corrections, np.uint8).reshape(-1, hidden, correction_bytes(geometry))
+        fitted = np.array(fitting.corrections, np.uint8).reshape(-1, hidden, correction_bytes(geometry))
         codes = np.stack(fitting.codes)
     static = measure_parts(sample.parts, geometry, sample.rope) if geometry.steps is not None else None
     universal = universal_tables(geometry.dtype).frequencies
     profile = TwinProfile(
-        geometry, sample.rope, variant, corrections, codes, universal, network.fingerprint, static, network, open_loop
+        geometry, sample.rope, variant, fitted, codes, universal, network.fingerprint, static, network, open_loop
     )  # fmt: skip
     return replace(profile, frequencies=_tables(profile, sample))
+
+
+def _require_usable(sample: CalibrationSample) -> None:
+    if sample.tokens == 0:
+        raise InputError("there are no tokens to calibrate on")
+    if sample.ids is None:
+        raise InputError("a twin is calibrated on tokens whose ids are known")
+
+
+def _is_targets_own(sample: CalibrationSample, target: Target) -> bool:
+    """Whether the sample's KV has the bits that the target's arithmetic gives, as far as its first segment tells."""
+    segment, kv = next(sample.parts())
+    assert segment.ids is not None
+    again = compute_kv(target, segment.ids, sample.geometry.dtype)
+    return all(map(np.array_equal, arrays_of(again), arrays_of(kv)))
 
 
 class _Walk:
@@ -117,9 +142,11 @@ class _Walk:
 class _Fit:
     """The twin, and the target itself, side by side."""
 
-    def __init__(self, sample: CalibrationSample, network: TwinNetwork, corrected: bool, open_loop: bool) -> None:
+    def __init__(
+        self, sample: CalibrationSample, network: TwinNetwork, given: NDArray[np.uint8] | None, open_loop: bool
+    ) -> None:
         self._sample, self._network, target = sample, network, network.target
-        self._corrected, self._open_loop = corrected, open_loop
+        self._given, self._open_loop = given, open_loop
         self._exact = TwinNetwork.of(target, REFERENCE).corrected([])
         self.corrections: list[NDArray[np.uint8]] = []
         self.codes: list[NDArray[np.uint16]] = []
@@ -152,8 +179,9 @@ class _Fit:
         self.codes.append(moments.codes)
         if layer + 1 == self._sample.geometry.layers:
             return
-        if self._corrected:
-            self.corrections.append(rounded(moments.gain, CORRECTION_TYPE).data)
+        if not self._open_loop:
+            gain = rounded(moments.gain, CORRECTION_TYPE).data if self._given is None else self._given[layer]
+            self.corrections.append(gain)
             network = self._network.corrected(self.corrections[-1:], layer)
         for tokens, segment, scalars, steps in self._sample.layer_parts(layer):
             self._target.predict(self._exact, layer, segment, tokens)

@@ -77,11 +77,15 @@ class TwinProfile:
         """This profile, able to code.
 
         Raises:
-            InputError: it was calibrated with another model.
+            InputError: it was calibrated with another model, or is of another shape than its network.
         """
         network = TwinNetwork.of(target, VARIANTS[self.variant])
         if network.fingerprint != self.network_is:
             raise InputError("the profile was calibrated with the weights of another model")
+        _, layers, heads, dim = self.geometry
+        shape, plan = (layers, heads, dim, self.hidden), target.plan
+        if shape != (plan.layers, target.kv_heads, target.head_dim, plan.hidden):
+            raise InputError(f"the profile is damaged: it speaks of the shape {shape}, and its network has another")
         return replace(self, network=network)
 
     def predictor(self, rope: RopeSpec | None) -> Predictor:

@@ -137,6 +137,8 @@ def _append(
             if not _begins_with(sequence, old) or _is_better_whole(old, cached, profile):
                 return None
             old.verify(values=False)
+            if old.coder.sequential and not _has_the_same_bits(old, llm, sequence):
+                return None
         except InputError:
             return None
         metadata, first = _pack_metadata(sequence, messages), old.stop
@@ -157,6 +159,15 @@ def _add_cached(writer: SessionWriter, llm: LLM, sequence: Sequence) -> None:
 
 def _begins_with(sequence: Sequence, old: SessionReader) -> bool:
     return old.ids is not None and old.stop <= sequence.num_cached and sequence.tokens[: old.stop] == old.ids.tolist()
+
+
+def _has_the_same_bits(old: SessionReader, llm: LLM, sequence: Sequence) -> bool:
+    """Whether the file's KV is the cache's: what is appended is coded with the one, and decoded with the other."""
+    for entry in old.segments:
+        kv = llm.kv_cache.read(sequence.table, entry.start, entry.stop)
+        if old.coder.checksums(kv) != entry.index["values"].tolist():
+            return False
+    return True
 
 
 def _is_better_whole(old: SessionReader, tokens: int, profile: AnyProfile | None) -> bool:

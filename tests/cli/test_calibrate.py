@@ -107,4 +107,4 @@ def test_an_empty_text(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     done = call("calibrate", tiny, "--text", tmp_path / "empty.txt", "-o", tmp_path / "p")
     assert done.code == 2
-    assert "no tokens to calibrate on" in done.err
+    assert "empty.txt: 0 tokens are too few to calibrate on" in done.err

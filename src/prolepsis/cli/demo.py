@@ -1,4 +1,4 @@
-"""`demo`: the whole job on a real model, in a minute."""
+"""`demo`: the whole job on a real model, in a few minutes."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -66,8 +66,8 @@ def bench(
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A text to calibrate on where there is no --profile; may be repeated. Default: the first three quarters "
-            "of --text, and then only the rest is measured."
+            help="A text to calibrate on where there is no --profile; may be repeated. Default: the first three "
+            "quarters of --text, and then only the rest is measured."
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens to read of --text, and to calibrate on.")] = 16384,

@@ -18,7 +18,8 @@ from prolepsis.errors import InputError
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
-        help="A profile file of this model and cache dtype. Default: one that `prolepsis calibrate` kept; of a session that is read, the one it names."
+        help="A profile file of this model and cache dtype. Default: one that `prolepsis calibrate` kept; of a session "
+        "that is read, the one it names."
     ),
 ]
 PredictorOption = Annotated[

@@ -16,7 +16,7 @@ from prolepsis.errors import InputError
 from prolepsis.store import replace_file
 
 PREDICTOR: PredictorKind = "twin-int8"
-_TOKENS = 2048  # to calibrate on: a few seconds' work, and far fewer than `prolepsis calibrate` takes
+_TOKENS = 2048  # to calibrate on: far fewer than `prolepsis calibrate` takes, for the sake of time
 _TOPICS = ("execmodel", "objects", "import", "typesmapping", "exceptions")  # prose, some of it with code
 
 

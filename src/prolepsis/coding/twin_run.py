@@ -19,16 +19,16 @@ class Workspace:
     means, actual: float32 [2, tokens, kv_heads, head_dim], the predicted and the true K and V of the layer at hand.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, threads: int | None = None) -> None:
+        """threads: by default `thread_count`."""
+        self._target, self.threads = target, threads or thread_count()
         plan, positions = target.plan, target.positions
         self._scratch = new_scratch(plan, target.kv_heads, target.head_dim, GRID, positions, 0)
         tokens, turned, first, count, position, sequence = np.zeros((6, GRID), np.int64)
         means, actual = np.zeros((2, GRID * target.kv_width), np.float32)
         tiles = Tiles(first, count, position, sequence, np.zeros((1, positions), np.int32))
         self._rows = TwinRows(tokens, turned, means, actual, tiles)
-        self._threads = thread_count()
-        self._team = Team(self._threads, _help)
+        self._team = Team(self.threads, _help)
         self._count = self._tiles = 0
         self._network: Network | None = None
 
@@ -84,7 +84,7 @@ class Workspace:
         self._run(first + PREDICTION, first + PHASES, pool_layer)
 
     def _run(self, first: int, stop: int, pool_layer: int) -> None:
-        shape = (self._threads, self._count, self._tiles, first, stop, pool_layer)
+        shape = (self.threads, self._count, self._tiles, first, stop, pool_layer)
         self._team.begin()
         try:
             run_twin(self._team.control, 0, shape, self._network, self._pool, self._rows, self._scratch)

@@ -5,12 +5,15 @@ not grow from token to token; and how far a layer's prediction was off corrects 
 are predicted from, so that they hardly grow from layer to layer.
 """
 
+from collections import defaultdict
+
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import DType, QuantisedKV, quantise, to_float, to_scalars
 from prolepsis.coding.past import as_attended
 from prolepsis.coding.predictors import Past, Prediction, Segment
+from prolepsis.coding.threads import thread_count
 from prolepsis.coding.twin_network import Target
 from prolepsis.coding.twin_run import Workspace
 from prolepsis.errors import InputError
@@ -40,7 +43,7 @@ class TwinPredictor:
     ) -> None:
         self.name, self.target, self.network, self.codes, self.dtype = name, target, network, codes, dtype
         self.open_loop = open_loop
-        self._free: list[Workspace] = []
+        self._free: dict[int, list[Workspace]] = defaultdict(list)
 
     @property
     def positions(self) -> int:
@@ -61,15 +64,15 @@ class TwinPredictor:
         return _TwinSegment(self, segment, past)
 
     def take(self) -> Workspace:
-        """A workspace that nobody else uses."""
+        """A workspace that nobody else uses, of as many threads as the caller may use."""
         try:
-            return self._free.pop()
+            return self._free[thread_count()].pop()
         except IndexError:
-            return Workspace(self.target)
+            return Workspace(self.target, thread_count())
 
     def give_back(self, workspace: Workspace) -> None:
         """For the next segment."""
-        self._free.append(workspace)
+        self._free[workspace.threads].append(workspace)
 
 
 class _TwinSegment:

@@ -1,6 +1,7 @@
 """Work shared among threads: everything is done once, also within itself, and what goes wrong is said."""
 
 import threading
+import weakref
 
 import pytest
 
@@ -59,3 +60,21 @@ def test_callers_in_several_threads() -> None:
     for caller in callers:
         caller.join()
     assert [sorted(items) for items in done] == [list(range(50))] * 4
+
+
+def test_nothing_of_the_work_is_held_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the pool may still have to look at a share that nobody needed."""
+    monkeypatch.setenv("PROLEPSIS_THREADS", "4")
+
+    class Buffer:
+        pass
+
+    def use(buffer: Buffer) -> None:
+        for_each(4, lambda _: setattr(buffer, "used", True))
+
+    for _ in range(50):
+        buffer = Buffer()
+        held = weakref.ref(buffer)
+        use(buffer)
+        del buffer
+        assert held() is None

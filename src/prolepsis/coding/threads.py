@@ -64,6 +64,8 @@ def for_each(count: int, work: Callable[[int], None]) -> None:
     for helper in helpers:
         if not helper.cancel():  # one that has not begun will find nothing to do
             helper.result()
+    # The pool may hold `share` for a while yet, and with it whatever the work held: buffers that others want to close.
+    del work
     if failures:
         raise failures[0]
 

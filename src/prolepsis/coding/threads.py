@@ -65,9 +65,13 @@ def for_each(count: int, work: Callable[[int], None]) -> None:
         if not helper.cancel():  # one that has not begun will find nothing to do
             helper.result()
     # The pool may hold `share` for a while yet, and with it whatever the work held: buffers that others want to close.
-    del work
+    work = _nothing
     if failures:
         raise failures[0]
+
+
+def _nothing(_: int) -> None:
+    pass
 
 
 @cache

@@ -1,5 +1,6 @@
 """Session files taken apart and put together again, with sound checksums whatever they say."""
 
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -7,6 +8,17 @@ import msgspec
 from prolepsis.coding.container import INDEX_ENTRY, SEGMENT, TRAILER
 from prolepsis.coding.hashes import checksum
 from prolepsis.coding.header import MAGIC, PREAMBLE
+
+
+class Counting(BytesIO):
+    """A file that counts what is read of it."""
+
+    amount = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.amount += len(data)
+        return data
 
 
 class Record:

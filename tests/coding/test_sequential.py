@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from file_parts import put_together, taken_apart
+from file_parts import Counting, put_together, taken_apart
 from kv_samples import realistic_kv
 from sequential_samples import EchoProfile
 
@@ -100,17 +100,6 @@ def test_files_grow(given: bool) -> None:
         writer.add(KV[:, :, first : first + 100], IDS[first : first + 100])
     writer.finish()
     assert np.array_equal(SessionReader(file, profile=PROFILE).read_all(), KV[:, :, :500])
-
-
-class Counting(BytesIO):
-    """Counts what is read."""
-
-    amount = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
-        self.amount += len(data)
-        return data
 
 
 def test_no_segment_is_decoded_without_need() -> None:

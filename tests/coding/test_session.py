@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from file_parts import Counting
 from kv_samples import ROPE, realistic_kv
 
 from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, encode
@@ -79,17 +80,6 @@ def test_a_start_within_the_grid() -> None:
     assert [(s.start, s.count) for s in reader.segments] == [(240, 16), (256, 256), (512, 256), (768, 72)]
     assert np.array_equal(reader.read_all(), KV)
     assert np.array_equal(reader.read_all(250, 700), KV[:, :, 10:460])
-
-
-class Counting(BytesIO):
-    """Counts what is read."""
-
-    amount = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
-        self.amount += len(data)
-        return data
 
 
 def test_only_what_is_needed_is_read() -> None:

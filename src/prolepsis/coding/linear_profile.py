@@ -11,7 +11,7 @@ from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.coding.linear_matrices import LinearMatrices, to_tensors
 from prolepsis.coding.predictors import Predictor
 from prolepsis.coding.predictors.linear import EmbeddingRows, LinearPredictor
-from prolepsis.coding.profile import Profile
+from prolepsis.coding.profile import KeptOutside, Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables, universal_tables
 from prolepsis.errors import InputError
@@ -26,7 +26,7 @@ def embedding_check(rows: EmbeddingRows, vocabulary: int) -> str:
 
 
 @dataclass(frozen=True)
-class LinearProfile:
+class LinearProfile(KeptOutside):
     """Matrices fitted to one model's KV of one cache dtype.
 
     static: the static profile of an integer cache, whose steps are coded with it. vocabulary: rows of the model's
@@ -42,7 +42,6 @@ class LinearProfile:
     embedding: EmbeddingRows | None = None
 
     predictor_name = LinearPredictor.name
-    embedded = False  # it is too large to go into every session file
 
     @cached_property
     def fingerprint(self) -> str:
@@ -52,11 +51,6 @@ class LinearProfile:
             digest.update(np.ascontiguousarray(array).data)
         digest.update(b"" if self.static is None else self.static.to_bytes())
         return digest.hexdigest()
-
-    @property
-    def steps(self) -> Profile | None:
-        """That of an integer cache's steps."""
-        return None if self.static is None else self.static.steps
 
     def bound_to(self, embedding: EmbeddingRows, vocabulary: int) -> "LinearProfile":
         """This profile, able to look at tokens.

@@ -104,6 +104,21 @@ class Profile:
         return replace(parts[0], frequencies=frequencies, steps=steps, predictor_name=predictor_name, packed=data)
 
 
+class KeptOutside:
+    """What profiles share that are too large to go into every session file.
+
+    static: the static profile of an integer cache, whose steps are coded with it.
+    """
+
+    static: Profile | None
+    embedded = False
+
+    @property
+    def steps(self) -> Profile | None:
+        """That of an integer cache's steps."""
+        return None if self.static is None else self.static.steps
+
+
 def fingerprint(data: bytes) -> str:
     """Name of a profile: xxh3-128 of its bytes, in hex."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -41,5 +41,4 @@ def compute_kv(target: Target, ids: NDArray[np.uint32], dtype: DType) -> KV:
                 steps[layer, :, span.start : stop] = own[0]
             if layer + 1 < plan.layers:
                 work.finish(layer, layer)
-        past.known = stop
     return from_scalars(scalars, steps, dtype)

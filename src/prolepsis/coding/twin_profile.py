@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.coding.predictors import Predictor
 from prolepsis.coding.predictors.twin import TwinPredictor
-from prolepsis.coding.profile import Profile
+from prolepsis.coding.profile import KeptOutside, Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import SHAPE, TokenTables, is_valid
 from prolepsis.coding.twin_network import VARIANTS, Target, TwinNetwork, correction_bytes
@@ -26,7 +26,7 @@ PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in VARIANTS}
 
 
 @dataclass(frozen=True)
-class TwinProfile:
+class TwinProfile(KeptOutside):
     """What was fitted to one model's KV of one cache dtype. It holds no weights: whoever codes has the model.
 
     variant: of `twin_network.VARIANTS`. corrections: uint8 [layers - 1, hidden, bytes], rows of CORRECTION_TYPE. codes:
@@ -47,8 +47,6 @@ class TwinProfile:
     network: TwinNetwork | None = None
     open_loop: bool = False
 
-    embedded = False  # it is too large to go into every session file
-
     @property
     def predictor_name(self) -> str:
         """As stored in files."""
@@ -67,11 +65,6 @@ class TwinProfile:
             digest.update(np.ascontiguousarray(array).data)
         digest.update(b"" if self.static is None else self.static.to_bytes())
         return digest.hexdigest()
-
-    @property
-    def steps(self) -> Profile | None:
-        """That of an integer cache's steps."""
-        return None if self.static is None else self.static.steps
 
     def bound_to(self, target: Target) -> "TwinProfile":
         """This profile, able to code.

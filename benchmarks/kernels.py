@@ -220,7 +220,8 @@ def our_attention(
 ) -> Callable[[], np.ndarray]:
     """Attention in every layer, as one call; returns the last. k, v: uint16 [layers, blocks, heads, block, dim]."""
     transposed = np.ascontiguousarray(k.swapaxes(3, 4))
-    pool = KVPool(transposed.reshape(-1), v.reshape(-1), len(table), KV_HEADS, HEAD_DIM, BLOCK, DTYPE_BF16)
+    none = np.empty(0, np.uint16)
+    pool = KVPool(transposed.reshape(-1), v.reshape(-1), none, none, len(table), KV_HEADS, HEAD_DIM, BLOCK, DTYPE_BF16)
     tiles = Tiles(*(np.array([value], np.int64) for value in (0, 1, tokens - 1, 0)), table[None])
     out = np.empty(KV_HEADS * GROUP * HEAD_DIM, np.float32)
     scaled = (q * np.float32(HEAD_DIM**-0.5)).reshape(-1)

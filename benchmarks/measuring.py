@@ -66,6 +66,19 @@ def memory_bandwidth(runs: int) -> float:
     return _PROBE_BYTES / rounds({"sum": lambda: _sum(values)}, runs)["sum"]
 
 
+@njit(parallel=True)
+def _copy(values, out):
+    for i in prange(values.size):
+        out[i] = values[i]
+
+
+def copy_bandwidth(runs: int) -> float:
+    """Bytes a second that all threads together move from memory to memory: those read and those written."""
+    values = np.ones(_PROBE_BYTES // 8, np.uint64)
+    out = np.empty_like(values)
+    return 2 * _PROBE_BYTES / rounds({"copy": lambda: _copy(values, out)}, runs)["copy"]
+
+
 def machine(threads: int) -> dict[str, Any]:
     """The machine and the software that matters, for the caption of a table."""
     cpu = _cpu()

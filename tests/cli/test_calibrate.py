@@ -86,7 +86,7 @@ def test_a_table_is_printed(text: Path, tiny: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--predictor", "twin"], "--predictor 'twin' is not known; choose one of marginal, static, linear"),
-        (["--kv-dtype", "fp64"], "--kv-dtype 'fp64' is not known"),
+        (["--kv-dtype", "fp64"], "'fp64' is not supported; choose one of bf16, fp16, fp8_e4m3"),
         (["--tokens", "3"], "--tokens must be at least 256"),
         (["--window", "0"], "--window must be at least 1"),
         (["--check", "nowhere.txt"], "--check: cannot read nowhere.txt"),

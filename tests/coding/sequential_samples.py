@@ -5,12 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from prolepsis.coding.cache_dtypes import DType, Geometry, moderate_values
-from prolepsis.coding.past import as_attended
 from prolepsis.coding.predictors import Past, Prediction, Segment
 from prolepsis.coding.profile import Profile, measure, scale_codes
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables, universal_tables
-from prolepsis.kernels.kv_blocks import put_rows
 from prolepsis.kernels.paged_attention import KVPool
 
 POSITIONS = 1000
@@ -77,8 +75,7 @@ class _EchoSegment:
 
     def learn(self, scalars: np.ndarray, steps: np.ndarray | None) -> None:
         if self._past.known < self._stop:
-            bits = as_attended(scalars[0], None if steps is None else steps[0], self._geometry.dtype)
-            put_rows(self._past.pool, self._past.blocks(self._stop), self._layer, self._start, bits)
+            self._past.put(self._layer, self._start, scalars[0], None if steps is None else steps[0])
             if self._layer == self._geometry.layers - 1:
                 self._past.known = self._stop
 

@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis import LLM, SamplingParams
 from prolepsis.engine.conversation import Conversation
-from prolepsis.engine.request import Delta
+from prolepsis.engine.completion import Delta
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError
 

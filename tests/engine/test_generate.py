@@ -189,7 +189,13 @@ def test_ids_may_come_from_numpy(llm: LLM) -> None:
         ({"max_context": 2049}, "max_context must be in 2 .. 2048"),
         ({"kv_memory": 1}, "a KV cache budget of 1 bytes holds no block"),
         ({"kv_memory": 0}, "holds no block"),
-        ({"kv_dtype": "int8"}, "'int8' is not supported"),
+        ({"kv_dtype": "int9"}, "'int9' is not supported"),
+        ({"block_size": 24}, "block_size must be one of 16, 32, not 24"),
+        ({"max_running": 0}, "max_running must be in 1 .. 224"),
+        ({"max_running": 225}, "max_running must be in 1 .. 224"),
+        ({"preemption": "kill"}, "preemption must be one of swap, recompute, not 'kill'"),
+        ({"kv_memory": 1 << 50}, "does not fit into the .* of memory that are free; lower kv_memory: .* would hold"),
+        ({"kv_memory": 1 << 14, "max_context": 2048}, "max_context 2048 needs a KV cache of .*, enough for"),
         ({"threads": 0}, "threads must be in 1"),
         ({"threads": 100_000}, "threads must be in 1"),
     ],
@@ -203,10 +209,12 @@ def test_an_exhausted_cache_is_an_error_and_nothing_leaks(tiny: Path, tiny_llm: 
     llm = LLM(tiny, kv_memory=4 * 32 * tiny_llm.kv_cache.bytes_per_token)
     held = llm.runner.new_sequence([5] * 65)
     llm.runner.prefill(held)
-    with pytest.raises(CapacityError, match="needs 1 more block"):
-        llm.generate([[6] * 10], replace(GREEDY, max_tokens=60))
-    with pytest.raises(CapacityError, match="needs 2 more block"):
-        llm.generate([[6] * 40], GREEDY)
+    grown, refused, fits = llm.generate([[6] * 10, [6] * 40, [7]], [replace(GREEDY, max_tokens=60), GREEDY, GREEDY])
+    for failed, tokens in ((grown, 23), (refused, 0)):
+        assert isinstance(failed.error, CapacityError)
+        assert "more block(s) but only" in str(failed.error)
+        assert (failed.finish_reason, len(failed.token_ids)) == (None, tokens)
+    assert (fits.error, len(fits.token_ids)) == (None, 24)
     llm.kv_cache.check([held.table])
     held.release()
     (completion,) = llm.generate([[6] * 10], replace(GREEDY, max_tokens=60))

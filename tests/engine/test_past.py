@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from test_conversation import GREEDY, kv
+from test_profiles import calibrated
 from test_sessions import continued, damaged, grow
 
 from prolepsis import LLM
 from prolepsis.coding import SessionReader, SessionWriter
 from prolepsis.engine.identity import geometry, identity, rope_spec
 from prolepsis.engine.past import CachedPast
+from prolepsis.engine.profiles import bind
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.errors import CapacityError, SegmentError
+from prolepsis.kv.stored import arrays_of
 from prolepsis.model.decoder import NUMERICS
+from prolepsis.store import open_session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coding"))
 from sequential_samples import EchoProfile
@@ -76,6 +80,24 @@ def test_of_a_damaged_session_only_checked_tokens_stay(
     assert continued(llm, restored, GREEDY) == continued(llm, sequence, GREEDY)
     assert np.array_equal(kv(llm, restored), kv(llm, sequence))
     restored.release()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp8_e5m2", "int8", "int4"])
+def test_twins_read_and_write_any_cache_in_place(tiny: Path, tmp_path: Path, dtype: Any) -> None:
+    """The file is that of a past of one's own, of bf16 where the cache is narrower; and so is what comes back."""
+    llm, path = LLM(tiny, kv_dtype=dtype), tmp_path / "s.pkv"
+    profile = bind(calibrated(llm, "twin-int8", dtype, 600).profile, llm)
+    sequence = llm.runner.new_sequence([3 + i % 700 for i in range(300)])
+    llm.runner.prefill(sequence)
+    save_session(path, llm, sequence, profile=profile)
+    with open_session(path, profile=profile) as reader:
+        found = reader.read_all()  # without the engine's cache
+    assert all(map(np.array_equal, arrays_of(found), arrays_of(kv(llm, sequence))))
+    grow(llm, sequence, 50)
+    assert save_session(path, llm, sequence, profile=profile).appended == 50
+    restored = load_session(path, llm, profile=profile).sequence
+    assert all(map(np.array_equal, arrays_of(kv(llm, restored)), arrays_of(kv(llm, sequence))))
+    assert continued(llm, restored, GREEDY) == continued(llm, sequence, GREEDY)
 
 
 def test_no_block_of_another_sequence_is_written_to(llm: LLM, sequence: Sequence) -> None:

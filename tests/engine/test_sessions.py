@@ -23,6 +23,7 @@ from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import CapacityError, InputError, SegmentError
+from prolepsis.kv.stored import arrays_of
 from prolepsis.store import BusyError, append_session, open_session, replace_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -97,6 +98,28 @@ def test_a_new_process_restores_every_bit_and_goes_on_alike(tiny: Path, tmp_path
     assert saved.sequence.tokens == chat.sequence.tokens
     assert np.array_equal(kv(llm, saved.sequence), kv(llm, chat.sequence))
     llm.kv_cache.check([saved.sequence.table, chat.sequence.table])
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
+def test_sessions_of_narrow_caches(tiny: Path, tmp_path: Path, dtype: str) -> None:
+    """Saved, verified, restored, continued and added to, with their steps where they have some."""
+    llm, path = LLM(tiny, kv_dtype=dtype), tmp_path / "s.pkv"
+    sequence = llm.runner.new_sequence(llm.encode(LONG))
+    for appended in (None, 100, 300):
+        grow(llm, sequence, appended or 0)
+        assert save_session(path, llm, sequence).appended == appended
+        with open_session(path) as reader:
+            assert reader.header.dtype == dtype
+            reader.verify()
+        restored = load_session(path, llm).sequence
+        llm.kv_cache.check([sequence.table, restored.table])
+        assert all(map(np.array_equal, arrays_of(kv(llm, restored)), arrays_of(kv(llm, sequence))))
+        length = len(sequence.tokens)
+        assert continued(llm, restored, SEEDED) == continued(llm, sequence, SEEDED)
+        sequence.truncate(length)
+        restored.release()
+    with pytest.raises(SegmentError, match=f"holds a {dtype} cache and this one is bf16: use --kv-dtype {dtype}"):
+        load_session(path, LLM(tiny))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from prolepsis.coding.cache_dtypes import FORMATS, QuantisedKV, arrays_of, quantise, to_scalars
+from prolepsis.coding.past import as_attended
 from prolepsis.kernels.paged_attention import (
     TILE_QUERIES,
     KVPool,
@@ -43,14 +45,17 @@ def to_floats(bits, dtype):
 
 @dataclass
 class Case:
-    """Sequences with K, V uint16 [context, kv_heads, dim] each, and queries float32 [rows, kv_heads * group, dim] for
-    the last `rows` tokens of each context."""
+    """Sequences with K, V [context, kv_heads, dim] each, as a cache of `dtype` stores them, and queries float32
+    [rows, kv_heads * group, dim] for the last `rows` tokens of each context. Integers have steps, uint16
+    [context, kv_heads]."""
 
     dtype: str
     group: int
     keys: list
     values: list
     queries: list
+    key_steps: list | None = None
+    value_steps: list | None = None
 
     @classmethod
     def random(cls, rng, contexts, rows, kv_heads=2, group=3, dim=64, dtype="bf16", spread=1.0):
@@ -58,15 +63,42 @@ class Case:
             return to_bits(rng.standard_normal((context, kv_heads, dim)).astype(np.float32), dtype)
 
         queries = [rng.standard_normal((n, kv_heads * group, dim)).astype(np.float32) * spread for n in rows]
-        return cls(dtype, group, [cached(n) for n in contexts], [cached(n) for n in contexts], queries)
+        if FORMATS[dtype].bits == 16:
+            return cls(dtype, group, [cached(n) for n in contexts], [cached(n) for n in contexts], queries)
+        normal = [rng.standard_normal((1, 2, n, kv_heads, dim)).astype(np.float32) for n in contexts]
+        return cls.of([quantise(x, dtype) for x in normal], queries, group, dtype)
+
+    @classmethod
+    def of(cls, stored, queries, group, dtype):
+        """With KV of a dtype of fewer than 16 bits, [1, 2, context, kv_heads, dim] for each sequence."""
+        keys, values = ([[array[0, kind] for array in arrays_of(kv)] for kv in stored] for kind in range(2))
+        steps = [[rest[0] for _, *rest in arrays] if FORMATS[dtype].limit else None for arrays in (keys, values)]
+        return cls(dtype, group, [k[0] for k in keys], [v[0] for v in values], queries, *steps)
+
+    def widened(self):
+        """The same with K and V as the bf16 that attention should read."""
+
+        def wide(stored, steps):
+            out = []
+            for i, values in enumerate(stored):
+                kv = values if steps is None else QuantisedKV(values, steps[i])
+                out.append(as_attended(to_scalars(kv, self.dtype), None if steps is None else steps[i], self.dtype))
+            return out
+
+        return Case(
+            "bf16", self.group, wide(self.keys, self.key_steps), wide(self.values, self.value_steps), self.queries
+        )
 
     def pool(self, block_size, rng, filler=0xFFFF):
         """(pool, block tables) with blocks in random places and `filler` in every slot that holds no token."""
-        _, heads, dim = self.keys[0].shape
+        (_, heads, width), dim = self.keys[0].shape, self.queries[0].shape[2]
         needed = [-(-len(k) // block_size) for k in self.keys]
         total = sum(needed) + 3
-        k = np.full((total, heads, dim, block_size), filler, np.uint16)
-        v = np.full((total, heads, block_size, dim), filler, np.uint16)
+        kind = self.keys[0].dtype
+        k = np.full((total, heads, width * block_size * kind.itemsize // 2), filler, np.uint16).view(kind)
+        v = k.copy().reshape(total, heads, block_size, width)
+        k = k.reshape(total, heads, width, block_size)
+        steps = np.full((2, total, heads, 0 if self.key_steps is None else block_size), filler, np.uint16)
         places = iter(rng.permutation(total))
         tables = np.zeros((len(needed), max(needed) + 1), np.int32)
         for sequence, count in enumerate(needed):
@@ -76,7 +108,11 @@ class Case:
                 keys, values = self.keys[sequence][part], self.values[sequence][part]
                 k[block, :, :, : len(keys)] = keys.transpose(1, 2, 0)
                 v[block, :, : len(values)] = values.transpose(1, 0, 2)
-        return KVPool(k.reshape(-1), v.reshape(-1), total, heads, dim, block_size, DTYPES[self.dtype]), tables
+                for own, given in zip(steps, (self.key_steps, self.value_steps), strict=True):
+                    if given is not None:
+                        own[block, :, : len(keys)] = given[sequence][part].T
+        flat = (array.reshape(-1).view(np.uint16) for array in (k, v, *steps))
+        return KVPool(*flat, total, heads, dim, block_size, DTYPES[self.dtype]), tables
 
     def run(self, block_size=32, rng=None, filler=0xFFFF, threads=2, rows_a_tile=None, room=1 << 22):
         """The kernels' output, float32 [all rows, kv_heads * group * dim]."""

@@ -22,6 +22,7 @@ def short(directory):
     from weight_cases import activations, pack_weights, random_blocks
 
     from prolepsis.kernels.qmatmul import multiply_tiles, quantise
+    from prolepsis.kernels.rows import DTYPES
 
     rng = np.random.default_rng(0)
     weights = pack_weights([(name, random_blocks(name, 48, 256, rng)) for name in ("Q4_1", "Q8_0", "Q6_K", "F16")])
@@ -31,20 +32,32 @@ def short(directory):
         quantise(held, row, 256)
     multiply_tiles(weights, 0, 4, 0, 12, held, 13, out.reshape(-1), 192)
     yield out
-    for dtype in ("bf16", "fp16"):
+    for dtype in DTYPES:
         yield Case.random(rng, [200, 33], [20, 1], dtype=dtype).run(threads=1)
+        if dtype not in ("bf16", "fp16"):
+            yield from stored_heads(rng, dtype)
+
+
+def stored_heads(rng, dtype):
+    """What heads of every magnitude become in a cache of fewer than 16 bits."""
+    from test_narrow_kv import stored
+
+    return stored((rng.standard_normal((64, 64)) * 10.0 ** rng.integers(-9, 9, (64, 1))).astype(np.float32), dtype)
 
 
 def whole(directory):
-    """Prompt and decode steps of a model with every weight type, with both cache dtypes."""
+    """Prompt and decode steps of a model with every weight type, with every cache dtype."""
     from decoding import VOCAB, Session, TinyModel
+
+    from prolepsis.kernels.rows import DTYPES
+    from prolepsis.kv.stored import arrays_of
 
     tokens = np.random.default_rng(1).integers(0, VOCAB, 180)
     file = TinyModel.random(0).write(directory / "probe.gguf")
-    for dtype in ("bf16", "fp16"):
+    for dtype in DTYPES:
         session = Session(file, kv_dtype=dtype)
         yield session.in_chunks(tokens, [150, 1])
-        yield session.kv(len(tokens))
+        yield from arrays_of(session.kv(len(tokens)))
 
 
 def streams(directory):

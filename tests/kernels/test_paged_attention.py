@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 from attention_cases import Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from prolepsis.coding.cache_dtypes import FORMATS, from_scalars
 from prolepsis.kernels.paged_attention import PART
+
+NARROW = [dtype for dtype, form in FORMATS.items() if form.bits < 16]
 
 CONTEXTS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 143, 255, 256, 257, 384, 500, 639, 641, 700)
 
@@ -116,3 +121,23 @@ def test_bits_do_not_depend_on_blocks_cuts_or_company():
 def test_too_little_room_for_shares_changes_nothing():
     case = Case.random(np.random.default_rng(9), [700], [1])
     assert np.array_equal(case.run(room=64), case.run())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_narrow_values_are_read_as_the_nearest_bf16(data):
+    """The result has the bits of a bf16 cache with what `as_attended` says; any pattern may be stored, NaN too."""
+    dtype, rng = data.draw(st.sampled_from(NARROW)), np.random.default_rng(data.draw(st.integers(0, 99)))
+    group, dim, heads = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.sampled_from([32, 64, 96, 128])), 2
+    contexts = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
+    rows = [data.draw(st.integers(1, min(n, 40))) for n in contexts]
+    stored = []
+    for n in contexts:
+        scalars = rng.integers(0, 1 << 16, (1, 2, n, heads, dim)).astype(np.uint16) & (0x8000 | FORMATS[dtype].largest)
+        stored.append(from_scalars(scalars, rng.integers(0, 1 << 16, (1, 2, n, heads)).astype(np.uint16), dtype))
+    queries = [rng.standard_normal((n, heads * group, dim)).astype(np.float32) for n in rows]
+    case = Case.of(stored, queries, group, dtype)
+    how = {"threads": data.draw(st.sampled_from([1, 2])), "filler": data.draw(st.sampled_from([0xFFFF, 0x7C7C]))}
+    expected = case.widened().run(block_size=32)
+    for block_size in (16, 32, 64):
+        assert np.array_equal(case.run(block_size, rng, **how), expected)

@@ -59,6 +59,98 @@ def test_only_a_partly_filled_shared_tail_is_copied_and_only_once():
     assert table.prepare_write(1) == []
 
 
+def registered_tail(pool: BlockPool, length: int) -> BlockTable:
+    """A table, with blocks of 4 tokens, whose last block is registered."""
+    table = BlockTable(pool, block_size=4)
+    table.append(length)
+    pool.register(int(table.blocks[-1]))
+    return table
+
+
+def test_a_registered_tail_is_copied_and_stays_known():
+    pool = BlockPool(3)
+    table = registered_tail(pool, 6)
+    source = int(table.blocks[1])
+    with pytest.raises(IntegrityError, match="the prefix index knows"):
+        table.append(1)
+    assert table.prepare_write(2) == [(source, int(table.blocks[1]))]
+    assert source not in table.blocks
+    assert pool.eviction_order() == [source]
+    table.append(2)
+    table.check()
+    pool.check()
+
+
+def test_without_room_for_a_copy_a_registered_tail_is_forgotten():
+    pool = BlockPool(3)
+    table = registered_tail(pool, 6)
+    told: list[int] = []
+    pool.on_forget = told.append
+    blocks = table.blocks.tolist()
+    assert table.prepare_write(6) == []
+    assert table.blocks[:2].tolist() == blocks
+    assert told == blocks[1:]
+    table.append(6)
+    table.check()
+
+
+def test_without_room_for_a_copy_a_registered_tail_of_two_sequences_is_kept():
+    pool = BlockPool(2)
+    table = registered_tail(pool, 6)
+    twin = table.fork()
+    with pytest.raises(CapacityError):
+        twin.prepare_write(1)
+    assert pool.is_registered(int(table.blocks[1]))
+    assert twin.blocks.tolist() == table.blocks.tolist()
+
+
+def test_adopted_blocks_are_held_and_freed_last_to_first():
+    pool = BlockPool(4)
+    table = BlockTable(pool, block_size=4)
+    table.append(11)
+    blocks = table.blocks.tolist()
+    for block in blocks:
+        pool.register(block)
+    table.release()
+    assert pool.eviction_order() == blocks[::-1]
+    table.adopt(blocks, 10)
+    table.check()
+    assert (table.length, table.blocks.tolist(), pool.num_used) == (10, blocks, 3)
+    with pytest.raises(IntegrityError, match="has 3 blocks"):
+        table.adopt([], 0)
+    with pytest.raises(IntegrityError, match="2 blocks with 9 tokens"):
+        BlockTable(pool, block_size=4).adopt(blocks[:2], 9)
+
+
+def test_an_exchanged_block_is_given_back():
+    pool = BlockPool(4)
+    table, other = BlockTable(pool, block_size=4), BlockTable(pool, block_size=4)
+    table.append(8)
+    other.append(4)
+    own, equal = int(table.blocks[0]), int(other.blocks[0])
+    table.exchange(0, equal)
+    assert (table.blocks[0], pool.ref_count(equal), pool.ref_count(own)) == (equal, 2, 0)
+
+
+def test_no_more_blocks_are_known_than_are_full_and_held():
+    pool = BlockPool(8)
+    table = BlockTable(pool, block_size=4)
+    table.append(12)
+    for block in table.blocks.tolist():
+        pool.register(block)
+    table.num_known = 3
+    assert table.fork().num_known == 3
+    table.truncate(11)
+    assert table.num_known == 2
+    table.check()
+    table.num_known = 3
+    with pytest.raises(IntegrityError, match="3 full blocks are known"):
+        table.check()
+    pool.forget(int(table.blocks[1]))
+    with pytest.raises(IntegrityError, match="is not registered"):
+        table.check()
+
+
 def test_a_full_shared_tail_is_not_copied():
     table = BlockTable(BlockPool(8), block_size=4)
     table.append(8)

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 from prolepsis.kv.cache import PagedKVCache
+from prolepsis.kv.stored import QuantisedKV
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import Decoder, Rows
 from prolepsis.model.gguf_file import GGUFFile
@@ -21,6 +22,8 @@ EPS, THETA = 1e-5, 10_000.0
 
 # Scales that give every type's random weights a standard deviation near 1 / 16.
 _SCALES = {"Q4_0": 0.014, "Q4_1": 0.006, "Q8_0": 0.0009, "Q6_K": 0.00005, "F16": 0.0063, "BF16": 0.0063, "F32": 0.0063}
+# NaN, and of integers the smallest number, which is never stored.
+_NOTHING = {"bf16": 0x7FC1, "fp16": 0x7E01, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F, "int8": -128, "int4": 0x88}
 _MIXED = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32")  # in turn, where the width is not a multiple of 256
 
 
@@ -154,7 +157,8 @@ class Session:
         self.cache = PagedKVCache(
             config.num_layers, config.num_kv_heads, config.head_dim, block_size, each * sequences + 3, kv_dtype
         )
-        self.cache.k[:] = self.cache.v[:] = 0x7FC1 if kv_dtype == "bf16" else 0x7E01  # NaN, wherever nothing is
+        self.cache.k[:] = self.cache.v[:] = _NOTHING[kv_dtype]  # wherever nothing is
+        self.cache.k_steps[:] = self.cache.v_steps[:] = _NOTHING["fp16"]
         order = np.random.default_rng(seed).permutation(each * sequences + 3)[: each * sequences]
         self.tables = order.reshape(sequences, each).astype(np.int32)
         self.pool = self.decoder.pool_view(self.cache)
@@ -175,12 +179,18 @@ class Session:
         return np.concatenate(out)
 
     def kv(self, length, sequence=0):
-        """K and V of a sequence in order of position, uint16 [layers, 2, tokens, kv_heads, head_dim]."""
-        blocks = self.tables[sequence]
-        k = self.cache.k[:, blocks].transpose(0, 1, 4, 2, 3)  # [layers, blocks, slots, heads, dim]
-        v = self.cache.v[:, blocks].transpose(0, 1, 3, 2, 4)
-        shape = (k.shape[0], -1, *k.shape[3:])
-        return np.stack([k.reshape(shape), v.reshape(shape)], axis=1)[:, :, :length]
+        """K and V of a sequence in order of position, [layers, 2, tokens, kv_heads, head_dim]."""
+        blocks, cache = self.tables[sequence], self.cache
+
+        def in_order(k, v):  # [layers, blocks, slots, heads, ...]
+            shape = (k.shape[0], -1, *k.shape[3:])
+            return np.stack([k.reshape(shape), v.reshape(shape)], axis=1)[:, :, :length]
+
+        values = in_order(cache.k[:, blocks].transpose(0, 1, 4, 2, 3), cache.v[:, blocks].swapaxes(2, 3))
+        if not cache.k_steps.size:
+            return values
+        steps = in_order(*(array[:, blocks].swapaxes(2, 3) for array in (cache.k_steps, cache.v_steps)))
+        return QuantisedKV(values, steps)
 
 
 def log_softmax(logits):

@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from decoding import DATA, KV_HEADS, VOCAB, Session, TinyModel, kl_divergence
+from decoding import DATA, HEAD_DIM, KV_HEADS, VOCAB, Session, TinyModel, kl_divergence
 
+from prolepsis.coding.cache_dtypes import FORMATS, arrays_of
+from prolepsis.coding.target_cache import compute_kv
+from prolepsis.coding.twin_network import Target
 from prolepsis.model.gguf_file import GGUFFile
 
 TOKENS = np.random.default_rng(1).integers(0, VOCAB, 300)
@@ -107,6 +110,52 @@ def test_company_does_not_show(mixed, whole):
     assert np.array_equal(session.kv(len(TOKENS)), whole[1])
     alone = Session(mixed).in_chunks(prompts[3][: done[3]], [256])
     assert np.array_equal(np.concatenate(logits[3]), alone)
+
+
+def same_kv(one, other):
+    return all(map(np.array_equal, arrays_of(one), arrays_of(other)))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_caches_hold_what_the_codec_computes(mixed, dtype):
+    """By the twin's pass over one pool of bf16, whatever the dtype. And what attention reads of a token is the same in
+    its own pass and in every later one, so that no cut into chunks shows."""
+    logits = None
+    for sizes, how in (
+        ([256], {}),
+        ([1], {"block_size": 16, "seed": 1}),
+        ([7, 120, 1, 1, 40], {"threads": 1, "block_size": 64}),
+        ([100, 33], {"threads": 3, "block_size": 16}),
+    ):
+        session = Session(mixed, kv_dtype=dtype, **how)
+        out = session.in_chunks(TOKENS, sizes)
+        if logits is None:
+            logits = out
+            target = Target(session.decoder.plan, KV_HEADS, HEAD_DIM, VOCAB)
+            expected = compute_kv(target, TOKENS.astype(np.uint32), dtype)
+        assert same_kv(session.kv(len(TOKENS)), expected)
+        assert np.array_equal(out, logits)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("fp8_e4m3", 0.02), ("fp8_e5m2", 0.06), ("int8", 0.001), ("int4", 0.1)])
+def test_narrow_caches_cost_little(mixed, whole, dtype, limit):
+    """Mean KL from a bf16 cache's next-token distributions, in nats."""
+    ours = Session(mixed, kv_dtype=dtype).in_chunks(TOKENS, [256])
+    assert 0 < kl_divergence(whole[0], ours).mean() < limit
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int4"])
+def test_company_does_not_show_in_narrow_caches(mixed, dtype):
+    """Decode steps of three sequences together, one of them at another place."""
+    alone = Session(mixed, kv_dtype=dtype)
+    expected = alone.in_chunks(TOKENS[:60], [60])
+    session = Session(mixed, kv_dtype=dtype, sequences=3)
+    session.run([(0, TOKENS[:50], 0), (1, TOKENS[:20], 0), (2, TOKENS[::-1][:90], 0)])
+    for step in range(10):
+        parts = [(s, TOKENS[at : at + 1], at) for s, at in ((1, 20 + step), (0, 50 + step), (2, 90 + step))]
+        out = session.run(parts)
+        assert np.array_equal(out[:2], expected[[20 + step, 50 + step]])
+    assert same_kv(session.kv(60), alone.kv(60))
 
 
 def test_logits_of_the_last_rows_and_of_none(mixed, whole):

@@ -1,58 +1,51 @@
 """The engines that can be measured: ours, and each peer that is installed."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NamedTuple
 
 from prolepsis.bench.measure import Engine
-from prolepsis.engine.llm import LLM
 
 
-class Prolepsis:
-    """This engine."""
+@dataclass(frozen=True)
+class Setup:
+    """An engine to be started."""
 
-    def __init__(self, model: str, threads: int, context: int) -> None:
-        self.threads = threads
-        llm = LLM(model, threads=threads, max_context=context)
-        self._runner = llm.runner
-        self._sequence = self._runner.new_sequence()
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """See `Engine`."""
-        self._sequence.release()
-        self._sequence = self._runner.new_sequence(tokens)
-        self._runner.prefill(self._sequence)
-
-    def decode(self, token: int) -> None:
-        """See `Engine`."""
-        self._sequence.tokens.append(token)
-        self._runner.step([self._sequence])
+    engine: str
+    model: str
+    threads: int
+    context: int
+    """Tokens of the longest sequence."""
 
 
-class LlamaCpp:
-    """llama.cpp through llama-cpp-python, as its wheel or build comes, with its default batch of 512."""
-
-    def __init__(self, model: str, threads: int, context: int) -> None:
-        import llama_cpp
-
-        self.threads = threads
-        self._llama = llama_cpp.Llama(
-            model, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False
-        )
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """See `Engine`."""
-        self._llama.reset()
-        self._llama.eval(list(tokens))
-
-    def decode(self, token: int) -> None:
-        """See `Engine`."""
-        self._llama.eval([token])
+class _Entry(NamedTuple):
+    module: str
+    """What must be installed."""
+    adapter: str
+    """Imported only in the process that runs the engine."""
+    reads_gguf: bool = True
 
 
-ENGINES: dict[str, Callable[[str, int, int], Engine]] = {"prolepsis": Prolepsis, "llama.cpp": LlamaCpp}
-_MODULES = {"prolepsis": "prolepsis", "llama.cpp": "llama_cpp"}
+ENGINES = {
+    "prolepsis": _Entry("prolepsis", "prolepsis.bench.engine_prolepsis:Prolepsis"),
+    "llama.cpp": _Entry("llama_cpp", "prolepsis.bench.engine_llama_cpp:LlamaCpp"),
+    "openvino": _Entry("openvino_genai", "prolepsis.bench.engine_openvino:OpenVINO"),
+    "vllm": _Entry("vllm", "prolepsis.bench.engine_vllm:VLLM", reads_gguf=False),
+}
+
+
+def create(setup: Setup) -> Engine:
+    """Start an engine in this process."""
+    module, _, name = ENGINES[setup.engine].adapter.partition(":")
+    engine: Engine = getattr(import_module(module), name)(setup)
+    return engine
 
 
 def installed() -> list[str]:
-    """Names of the engines that can be measured here, ours first."""
-    return [name for name in ENGINES if importlib.util.find_spec(_MODULES[name]) is not None]
+    """Names of the engines in this environment that read a GGUF file, ours first."""
+    return [
+        name
+        for name, entry in ENGINES.items()
+        if entry.reads_gguf and importlib.util.find_spec(entry.module) is not None
+    ]

@@ -1,31 +1,24 @@
-"""What is measured, and how: prefill and decode speed and memory of one engine in one process."""
+"""What is measured, and how: one engine in one process, its seconds and its memory."""
 
 import resource
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Medians over several runs of one prompt and its continuation."""
+class Seconds(NamedTuple):
+    """One prompt and its continuation."""
 
-    prefill_tok_s: float
-    decode_tok_s: float
-    threads: int
-    prompt_tokens: int
-    new_tokens: int
-    rss_mb: float
-    """Peak resident memory of the whole process, in units of 10^6 bytes."""
+    prefill: float
+    decode: float
 
 
 class Engine(Protocol):
-    """What an engine must offer to be measured; tokens are fixed, so that all do the same work."""
+    """What an engine must offer to be measured.
 
-    threads: int
+    One that cannot be given the tokens of a continuation appends its own greedy choice: speed does not depend on them.
+    """
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Start a new sequence with these tokens, up to the logits after the last."""
@@ -33,29 +26,25 @@ class Engine(Protocol):
     def decode(self, token: int) -> None:
         """Append one token and compute the logits after it."""
 
+    def serve(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        """Continue all prompts at once by `new_tokens` greedy tokens each, ends of sequence ignored."""
 
-def measure(engine: Engine, prompt: Sequence[int], new: Sequence[int], runs: int, on_run: Callable[[], None]) -> Speed:
-    """Run `prompt` and then `new` token by token, `runs` times after one run that does not count."""
-    prefill, decode = [], []
-    for run in range(runs + 1):
-        start = time.perf_counter()
-        engine.prefill(prompt)
-        middle = time.perf_counter()
-        for token in new:
-            engine.decode(token)
-        end = time.perf_counter()
-        if run > 0:
-            prefill.append(len(prompt) / (middle - start))
-            decode.append(len(new) / (end - middle))
-        on_run()
-    return Speed(
-        prefill_tok_s=round(statistics.median(prefill), 1),
-        decode_tok_s=round(statistics.median(decode), 1),
-        threads=engine.threads,
-        prompt_tokens=len(prompt),
-        new_tokens=len(new),
-        rss_mb=round(peak_rss() / 1e6, 1),
-    )
+
+def time_single(engine: Engine, prompt: Sequence[int], new: Sequence[int]) -> Seconds:
+    """Run `prompt`, and then `new` token by token."""
+    start = time.perf_counter()
+    engine.prefill(prompt)
+    middle = time.perf_counter()
+    for token in new:
+        engine.decode(token)
+    return Seconds(middle - start, time.perf_counter() - middle)
+
+
+def time_concurrent(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
+    """Seconds until all prompts, which arrive at once, are continued."""
+    start = time.perf_counter()
+    engine.serve(prompts, new_tokens)
+    return time.perf_counter() - start
 
 
 def peak_rss() -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import calibrate, demo, generating, kv, kv_bench, models
+from prolepsis.cli import bench, calibrate, demo, generating, kv, kv_bench, models
 
 app = typer.Typer(
     name="prolepsis",
@@ -19,7 +19,7 @@ app.command("demo")(demo.demo)
 app.command("generate")(generating.generate)
 app.command("chat")(generating.chat)
 app.command("pull")(models.pull)
-app.command("bench")(models.bench)
+app.command("bench")(bench.bench)
 app.command("ppl")(models.ppl)
 app.command("calibrate")(calibrate.calibrate_)
 app.command("warmup")(models.warmup)

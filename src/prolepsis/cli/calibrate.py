@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from prolepsis.cli.console import (
+    DtypeOption,
     JsonOption,
     MemoryOption,
     ModelArgument,
@@ -28,8 +29,8 @@ from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import best_kept, keep, require_store
 from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
-from prolepsis.engine.session import cache_dtype
 from prolepsis.errors import InputError
+from prolepsis.kv.stored import dtype_named
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
@@ -52,7 +53,7 @@ def calibrate_(
     predictor: Annotated[
         str, typer.Option(help=f"What the profile is for: {', '.join(get_args(PredictorKind))}.")
     ] = "linear",
-    kv_dtype: Annotated[str, typer.Option(help="Cache dtype: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or int4.")] = "bf16",
+    kv_dtype: DtypeOption = "bf16",
     tokens: Annotated[
         int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")
     ] = 16384,
@@ -66,7 +67,7 @@ def calibrate_(
 ) -> None:
     """Fit a profile to the KV cache that a model makes of texts, and tell what that buys."""
     kind: PredictorKind = choice(predictor, "--predictor", get_args(PredictorKind))
-    dtype: DType = choice(kv_dtype, "--kv-dtype", get_args(DType))
+    dtype = dtype_named(kv_dtype)
     for flag, value, least in (("--tokens", tokens, _LEAST_TOKENS), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
@@ -78,7 +79,7 @@ def calibrate_(
         require_store()
     else:
         require_writable(output)
-    llm = load(model, kv_memory=kv_memory, kv_dtype="fp16" if dtype == "fp16" else "bf16", threads=threads)
+    llm = load(model, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
     window = min(window, llm.max_context)
     texts = [llm.tokenizer.encode(content) for content in contents]
     checked = {name: llm.tokenizer.encode(content) for name, content in checks.items()}
@@ -121,8 +122,6 @@ def calibrate_(
 
 def _used_by(llm: LLM, kind: PredictorKind, dtype: DType, path: Path) -> str:
     """Who will code with the profile that was just kept."""
-    if dtype != cache_dtype(llm):
-        return f"the engine has no {dtype} cache yet; `kv bench --profile {path}` uses it"
     best = best_kept(llm, dtype, lambda why: None)
     told = "from now on" if best is not None and best.path == path else f"with --predictor {kind}"
     return f"`kv save` and `chat --session` use it {told}"

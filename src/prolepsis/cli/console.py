@@ -2,17 +2,16 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.runner import Progress as OnProgress
+from prolepsis.engine.progress import bar as bar
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError
 
@@ -30,7 +29,9 @@ MemoryOption = Annotated[
         "what is free."
     ),
 ]
-DtypeOption = Annotated[str, typer.Option(help="Number format of the KV cache: bf16 or fp16.")]
+DtypeOption = Annotated[
+    str, typer.Option(help="Number format of the KV cache: bf16, fp16, fp8 (same as fp8_e4m3), fp8_e5m2, int8 or int4.")
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -99,32 +100,6 @@ def parse_size(text: str, flag: str) -> int:
     except (ValueError, KeyError):
         raise InputError(f"{flag} {text!r} is not a size; write for example 512MiB or 2GiB") from None
     return int(size)
-
-
-@contextmanager
-def bar(what: str, unit: str = "") -> Iterator[OnProgress]:
-    """A progress bar on standard error, if that is a terminal.
-
-    It appears with the first call of the yielded (done, total) and goes when all is done, or the block ends.
-    """
-    columns = [TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
-    if unit == "bytes":
-        columns.insert(3, DownloadColumn())
-    progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-    tasks: list[Any] = []
-
-    def update(done: int, total: int) -> None:
-        if not tasks:
-            progress.start()
-            tasks.append(progress.add_task(what, total=total))
-        progress.update(tasks[0], completed=done, total=total)
-        if done >= total:
-            progress.stop()
-
-    try:
-        yield update
-    finally:
-        progress.stop()
 
 
 def read_text(path: Path, flag: str) -> str:

@@ -30,7 +30,7 @@ from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kin
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.request import Completion
+from prolepsis.engine.completion import Completion
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import InputError

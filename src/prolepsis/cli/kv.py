@@ -36,8 +36,9 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.profiles import load_profile, needs_model, read_profile
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.engine.session import cache_dtype, load_session, save_session, write_session
+from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.errors import InputError, ProlepsisError, SegmentError
+from prolepsis.kv.stored import arrays_of
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import open_session, require_writable
 
@@ -140,7 +141,7 @@ def load_(
         raise InputError("kv load needs a file: a session is read again when it goes on")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    coded_with = None if profile is None else load_profile(profile, llm, cache_dtype(llm))
+    coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.dtype)
     start = time.perf_counter()
     saved = load_session(session, llm, recompute=recompute, profile=coded_with)
     restore_s = time.perf_counter() - start
@@ -293,12 +294,12 @@ def _profile_to_read_with(path: Path | None, coded: SessionReader | SessionStrea
 
 def _equals_recomputed(session: Path, llm: LLM, profile: AnyProfile | None) -> bool:
     sequence, cache = load_session(session, llm, profile=profile).sequence, llm.kv_cache
-    saved = cache.read(sequence.table, 0, sequence.num_cached)
+    saved = arrays_of(cache.read(sequence.table, 0, sequence.num_cached))
     again = llm.runner.new_sequence(sequence.tokens[: sequence.num_cached])
     sequence.release()  # the cache need not have room for both
     with bar("computing again") as on_progress:
         llm.runner.prefill(again, on_progress)
-    return bool(np.array_equal(saved, cache.read(again.table, 0, again.num_cached)))
+    return all(map(np.array_equal, saved, arrays_of(cache.read(again.table, 0, again.num_cached))))
 
 
 def _describe(session: SessionReader | SessionStream, segments: list[SegmentEntry], file_bytes: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from prolepsis.coding.cache_dtypes import DType
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import BY_WORTH, best_kept
 from prolepsis.engine.profiles import PredictorKind, kind_of, load_profile
-from prolepsis.engine.session import cache_dtype
 from prolepsis.errors import InputError
 
 ProfileOption = Annotated[
@@ -42,7 +41,7 @@ def profile_to_save_with(llm: LLM, kind: PredictorKind | None, path: Path | None
     Raises:
         InputError: the file at `path` is for another model, dtype or predictor; or nothing is kept for `kind`.
     """
-    dtype = cache_dtype(llm)
+    dtype = llm.kv_cache.dtype
     if path is not None:
         profile = load_profile(path, llm, dtype)
         if kind not in (None, kind_of(profile)):

@@ -6,46 +6,21 @@ farther from zero, whatever the dtype. Integers are multiples of a *step* (elsew
 scale) that each token's head has of its own, in fp16.
 """
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
-
-DType = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
-
-
-@dataclass(frozen=True)
-class CacheFormat:
-    """A dtype's values, `bits` each.
-
-    Floats have sign, exponent and `mantissa_bits`; `exponent_bias` is float32's exponent code minus their own. Integers
-    lie on a uniform grid, where quantisers use -limit to limit; `limit` is 0 for floats.
-    """
-
-    bits: int
-    mantissa_bits: int = 0
-    exponent_bias: int = 0
-    limit: int = 0
-
-    @property
-    def largest(self) -> int:
-        """The largest magnitude a scalar has."""
-        return (1 << (self.bits - 1)) - 1
-
-
-FORMATS: dict[DType, CacheFormat] = {
-    "bf16": CacheFormat(16, 7, 0),
-    "fp16": CacheFormat(16, 10, 112),
-    "fp8_e4m3": CacheFormat(8, 3, 120),
-    "fp8_e5m2": CacheFormat(8, 2, 112),
-    "int8": CacheFormat(8, limit=127),
-    "int4": CacheFormat(4, limit=7),
-}
-STEP_BITS = 16  # of the step of a token's head, where the dtype has steps
+from prolepsis.kv.stored import FORMATS as FORMATS
+from prolepsis.kv.stored import KV as KV
+from prolepsis.kv.stored import STEP_BITS as STEP_BITS
+from prolepsis.kv.stored import CacheFormat as CacheFormat
+from prolepsis.kv.stored import DType as DType
+from prolepsis.kv.stored import QuantisedKV as QuantisedKV
+from prolepsis.kv.stored import arrays_of as arrays_of
+from prolepsis.kv.stored import values_of as values_of
 
 _NAMED: dict[str, DType] = {  # array types that say their dtype, as NumPy, torch and ml_dtypes call them
     "bfloat16": "bf16",
@@ -54,22 +29,6 @@ _NAMED: dict[str, DType] = {  # array types that say their dtype, as NumPy, torc
     "float8_e5m2": "fp8_e5m2",
 }
 _BITS_OF = {"uint16": 16, "uint8": 8}  # array types that hold bit patterns
-
-
-class QuantisedKV(NamedTuple):
-    """Integers and their steps: value = integer * step.
-
-    values: int8 [layers, 2 (K, V), tokens, kv_heads, head_dim]; or uint8 [..., head_dim / 2], two int4 a byte in two's
-    complement, the even channel in the low nibble. steps: uint16 (fp16 bits) or float16 [layers, 2, tokens, kv_heads].
-    """
-
-    values: NDArray[np.int8] | NDArray[np.uint8]
-    steps: NDArray[Any]
-
-
-KV = NDArray[np.uint16] | NDArray[np.uint8] | QuantisedKV
-"""KV as it is stored: bit patterns [layers, 2 (K, V), tokens, kv_heads, head_dim], uint16, or uint8 for fp8; or
-QuantisedKV with uint16 steps."""
 
 
 class Geometry(NamedTuple):
@@ -90,16 +49,6 @@ class Geometry(NamedTuple):
     def steps(self) -> "Geometry | None":
         """That of the steps, which are an fp16 cache of one channel a head; None for floats."""
         return Geometry("fp16", self.layers, self.kv_heads, 1) if FORMATS[self.dtype].limit else None
-
-
-def values_of(kv: KV) -> NDArray[Any]:
-    """The values of `kv`, without steps."""
-    return arrays_of(kv)[0]
-
-
-def arrays_of(kv: KV) -> tuple[NDArray[Any], ...]:
-    """The values, and the steps where there are any."""
-    return kv if isinstance(kv, QuantisedKV) else (kv,)
 
 
 def as_stored(kv: Any, dtype: str | None) -> tuple[KV, DType]:

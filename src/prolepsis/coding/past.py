@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import (
+    FORMATS,
     KV,
     DType,
     Geometry,
@@ -26,7 +27,7 @@ _BLOCK = 32  # tokens
 
 def as_attended(scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None, dtype: DType) -> NDArray[np.uint16]:
     """What attention reads for these scalars: bits of bf16 or fp16 as they are, of other dtypes the nearest bf16."""
-    if dtype in DTYPES:
+    if FORMATS[dtype].bits == 16:
         return scalars
     values = moderate_values(dtype)[scalars]
     if steps is not None:
@@ -37,7 +38,7 @@ def as_attended(scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None, d
 class OwnPast:
     """A `predictors.Past` of up to `positions` tokens. The operating system supplies its memory as it fills.
 
-    Values of a dtype that attention does not read are kept as the nearest bf16.
+    Values of fewer than 16 bits are kept as what attention reads for them.
     """
 
     def __init__(self, geometry: Geometry, positions: int) -> None:
@@ -47,7 +48,9 @@ class OwnPast:
         blocks = -(-positions // _BLOCK)
         self._table = np.arange(blocks, dtype=np.int32)
         k, v = (np.zeros(layers * blocks * heads * _BLOCK * dim, np.uint16) for _ in range(2))
-        self.pool = KVPool(k, v, blocks, heads, dim, _BLOCK, DTYPES[dtype if dtype in DTYPES else "bf16"])
+        none = np.empty(0, np.uint16)
+        attended = dtype if FORMATS[dtype].bits == 16 else "bf16"
+        self.pool = KVPool(k, v, none, none, blocks, heads, dim, _BLOCK, DTYPES[attended])
 
     def blocks(self, stop: int) -> NDArray[np.int32]:
         """int32 [blocks]. Raises InputError for more positions than there is room for."""
@@ -55,15 +58,17 @@ class OwnPast:
             raise InputError(f"position {stop - 1} is beyond the {self._positions} positions of the predictor's model")
         return self._table
 
+    def put(self, layer: int, start: int, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Put one layer of tokens that become known: `predictors.Past.put`."""
+        bits = as_attended(scalars, steps, self._geometry.dtype)
+        put_rows(self.pool, self.blocks(start + scalars.shape[1]), layer, start, bits)
+
     def append(self, kv: KV) -> None:
         """Make more tokens known, without coding them. Raises InputError as `blocks` does."""
         scalars, steps = to_scalars(kv, self._geometry.dtype), kv.steps if isinstance(kv, QuantisedKV) else None
-        count = scalars.shape[2]
-        table = self.blocks(self.known + count)
-        bits = as_attended(scalars, steps, self._geometry.dtype)
         for layer in range(self._geometry.layers):
-            put_rows(self.pool, table, layer, self.known, bits[layer])
-        self.known += count
+            self.put(layer, self.known, scalars[layer], None if steps is None else steps[layer])
+        self.known += scalars.shape[2]
 
 
 def follow(

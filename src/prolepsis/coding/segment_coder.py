@@ -1,7 +1,7 @@
 """One segment of KV to streams and back: predict some layers, code them, go on to the layers above."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -26,6 +26,7 @@ from prolepsis.errors import InputError
 
 _CHANNELS_ON_GRID = 1 << 17  # bounds the memory of predictions that are made for each token: 128 MiB a segment
 
+T = TypeVar("T")
 Scalars = NDArray[np.uint16]
 Check = Callable[[int, Scalars, bool], None]
 
@@ -103,9 +104,7 @@ class SegmentCoder:
             out += self._encode_layers(scalars[layers.start : layers.stop], prediction)
         if self._steps is None or steps is None:
             return out
-        first = self._steps.encode(segment, steps[..., None])
-        groups = len(out) // len(first)
-        return [s for i, step in enumerate(first) for s in (step, *out[i * groups : (i + 1) * groups])]
+        return _with_steps(self._steps.encode(segment, steps[..., None]), out)
 
     def _encode_layers(self, part: Scalars, prediction: Prediction | Chain) -> list[CodedStream]:
         if isinstance(prediction, Chain):
@@ -177,9 +176,12 @@ class SegmentCoder:
             check(number, stream, whole and are_scalars(stream, self._geometry.dtype))
 
     def checksums(self, kv: KV) -> list[int]:
-        """Of the values of each stream, as an index holds them: of 16-bit values that are predicted layer by layer."""
+        """Of the values of each stream, as an index holds them, where they are predicted layer by layer."""
         values = streams.values_of(to_scalars(kv, self._geometry.dtype), self.group)
-        return [xxhash.xxh3_64_intdigest(stream.data) for stream in values]
+        sums, steps = [xxhash.xxh3_64_intdigest(stream.data) for stream in values], _steps_of(kv)
+        if self._steps is None or steps is None:
+            return sums
+        return _with_steps(self._steps.checksums(steps[..., None]), sums)
 
     def count(self, segment: Segment, kv: KV, past: Past | None = None) -> NDArray[np.int64]:
         """How often each token occurs in each context: int64 [contexts, 128]. Steps do not count."""
@@ -221,6 +223,12 @@ class SegmentCoder:
             part, prediction = slice(layers.start, layers.stop), work.predict(layers)
             yield layers, prediction if steps is None else on_grid(prediction, steps[part])
             work.learn(scalars[part], None if steps is None else steps[part])
+
+
+def _with_steps(steps: list[T], values: list[T]) -> list[T]:
+    """Something of each stream, in the order of a file: of a layer's K or V, that of steps, then those of values."""
+    groups = len(values) // len(steps)
+    return [each for i, step in enumerate(steps) for each in (step, *values[i * groups : (i + 1) * groups])]
 
 
 def _steps_of(kv: KV) -> Scalars | None:

@@ -4,13 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import KV, DType, Geometry, from_scalars
-from prolepsis.coding.past import OwnPast, as_attended
+from prolepsis.coding.past import OwnPast
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.predictors.twin import stored
 from prolepsis.coding.profile import grid_spans
 from prolepsis.coding.twin_network import REFERENCE, Target, TwinNetwork
 from prolepsis.coding.twin_run import Workspace
-from prolepsis.kernels.kv_blocks import put_rows
 
 
 def compute_kv(target: Target, ids: NDArray[np.uint32], dtype: DType) -> KV:
@@ -35,7 +34,7 @@ def compute_kv(target: Target, ids: NDArray[np.uint32], dtype: DType) -> KV:
         for layer in range(plan.layers):
             work.predict(layer)
             values, own = stored(work.means[None], dtype)
-            put_rows(past.pool, past.blocks(stop), layer, span.start, as_attended(values, own, dtype)[0])
+            past.put(layer, span.start, values[0], None if own is None else own[0])
             scalars[layer, :, span.start : stop] = values[0]
             if own is not None:
                 steps[layer, :, span.start : stop] = own[0]

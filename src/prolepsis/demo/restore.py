@@ -16,6 +16,7 @@ from prolepsis.engine.profiles import load_profile
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session
+from prolepsis.kv.stored import values_of
 
 CONTINUATION = 32  # tokens by which both processes continue the session
 
@@ -40,7 +41,7 @@ def _main(model: str, session: str, original: str, profile: str, threads: str | 
     restore_s = time.perf_counter() - start
     sequence = saved.sequence
     expected = np.load(original, mmap_mode="r", allow_pickle=False)
-    restored = llm.kv_cache.read(sequence.table, 0, sequence.num_cached)
+    restored = values_of(llm.kv_cache.read(sequence.table, 0, sequence.num_cached))
     outcome = {
         "restore_s": restore_s,
         "bit_identical": restored.shape == expected.shape and bool((restored == expected).all()),

@@ -18,11 +18,12 @@ from prolepsis.demo.calibrated import PREDICTOR, DemoProfile, profile_for
 from prolepsis.demo.restore import CONTINUATION, continue_greedily
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.request import Delta
+from prolepsis.engine.completion import Delta
 from prolepsis.engine.runner import Progress
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import SaveReport, save_session
 from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.kv.stored import values_of
 
 QUESTION = "Name three ways to make the cache smaller."
 _ANSWER = SamplingParams(temperature=0.0, max_tokens=96)
@@ -99,7 +100,7 @@ def run(llm: LLM, threads: int | None, listener: Listener) -> DemoResult:
         sequence = conversation.sequence
         llm.runner.prefill(sequence)
         tokens = list(sequence.tokens)
-        raw = llm.kv_cache.read(sequence.table, 0, len(tokens))
+        raw = values_of(llm.kv_cache.read(sequence.table, 0, len(tokens)))
         np.save(scratch / "original.npy", raw)
         listener.on_step("saving the session")
         saves = [_save(conversation, scratch, each) for each in ([None] if profile is None else [None, profile])]

@@ -11,9 +11,7 @@ def identity(llm: LLM) -> dict[str, str]:
 
 
 def rope_spec(llm: LLM) -> RopeSpec:
-    """RoPE as the cache holds it: the engine always turns pairs of halves (`model.weights`)."""
-    rope = llm.config.rope
-    return RopeSpec(rope.theta, rope.dim, "half", rope.scaling_factor, rope.frequency_factors)
+    return llm.rope
 
 
 def geometry(llm: LLM, dtype: DType) -> Geometry:

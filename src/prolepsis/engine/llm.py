@@ -3,20 +3,30 @@
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from functools import cached_property
+from math import inf
 from operator import index
 from typing import cast
 
 import numpy as np
 
-from prolepsis.engine.request import Completion, Delta, Request
+from prolepsis.coding import RopeSpec
+from prolepsis.engine.completion import Completion, Delta
+from prolepsis.engine.engine import Engine, require_places
+from prolepsis.engine.memory import new_cache, require_memory
+from prolepsis.engine.progress import bar
+from prolepsis.engine.request import Request
+from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
+from prolepsis.engine.swap import SwapSpace
 from prolepsis.errors import InputError
 from prolepsis.kernels import compiled_before
 from prolepsis.kernels.team import MAX_THREADS
 from prolepsis.kv.cache import PagedKVCache
+from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import Decoder
@@ -24,15 +34,15 @@ from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 from prolepsis.model.tokenizer import Tokenizer
 
-BLOCK_SIZE = 32
+BLOCK_SIZES = (16, 32)
+PREEMPTIONS = ("swap", "recompute")
 _LONGEST = 1 << 17  # tokens of context unless more are asked for: the tables of positions grow with it
-_SHARE_OF_FREE_MEMORY = 4  # the cache takes at most one part in this of what is free, unless told otherwise
 
 Prompt = str | Many[int]
 
 
 class LLM:
-    """A loaded model with its paged cache.
+    """A loaded model with its paged cache and the engine that runs requests in it.
 
         llm = LLM("smollm2:135m")
         print(llm.generate("The KV cache is", SamplingParams(max_tokens=20))[0].text)
@@ -47,41 +57,74 @@ class LLM:
         max_context: int | None = None,
         kv_memory: int | None = None,
         kv_dtype: str = "bf16",
+        block_size: int = 32,
         threads: int | None = None,
+        max_running: int = 64,
+        prefix_caching: bool = True,
+        preemption: str = "swap",
+        swap_memory: int | None = None,
+        swap_disk: int | None = None,
         on_download: Callable[[int, int], None] | None = None,
     ) -> None:
         """
         model: a GGUF file, a registered name, or a Hugging Face repository (`prolepsis.model.pull`).
         max_context: longest sequence in tokens; by default what the model was trained for, up to 131,072.
-        kv_memory: bytes for the KV cache; by default enough for one longest sequence, within a quarter of free memory.
-        kv_dtype: "bf16" or "fp16".
+        kv_memory: bytes for the KV cache; by default a quarter of free memory, or what `max_running` longest sequences
+        take if that is less. The system supplies them as they are first used.
+        kv_dtype: "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8" or "int4".
+        block_size: tokens in a block of the cache, 16 or 32.
         threads: by default one for each core.
+        max_running: most sequences that run at once.
+        prefix_caching: whether prompts share what the cache holds of others that began alike.
+        preemption: what is done with a sequence that has to leave a full cache: "swap" keeps its K and V losslessly
+        coded, "recompute" computes them again. The outcome is the same.
+        swap_memory, swap_disk: bytes of coded K and V in memory and then in temporary files; by default as many as half
+        of the cache, and as the cache, has. What finds no room there is computed again.
 
         Raises InputError for a model or setting that cannot be used.
         """
         _check_threads(threads)
+        _check_choice("block_size", block_size, BLOCK_SIZES)
+        _check_choice("preemption", preemption, PREEMPTIONS)
+        require_places(max_running, CHUNK, block_size)
         self.path = resolve(os.fspath(model), progress=on_download)
         self.name = os.fspath(model)
         self._file = GGUFFile.open(self.path)
         self.config = ModelConfig.from_gguf(self._file)
-        self._cache = self._new_cache(max_context, kv_memory, kv_dtype)
-        self.max_context = min(
-            max_context or min(self.config.max_context, _LONGEST), self._cache.pool.num_blocks * self._cache.block_size
+        self._check_context(max_context)
+        longest = max_context or min(self.config.max_context, _LONGEST)
+        require_memory(f"the model {self.name}", self.path.stat().st_size)
+        self._cache = new_cache(
+            self.config,
+            dtype=kv_dtype,
+            block_size=block_size,
+            budget=kv_memory,
+            max_context=max_context,
+            longest=longest,
+            sequences=max_running,
         )
+        held = self._cache.pool.num_blocks * block_size
+        self.max_context = min(longest, held)
         self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK, threads), self._cache)
-
-    def _new_cache(self, max_context: int | None, kv_memory: int | None, dtype: str) -> PagedKVCache:
-        config = self.config
-        if max_context is not None and not 2 <= max_context <= config.max_context:
-            raise InputError(
-                f"max_context must be in 2 .. {config.max_context}, what {self.name} was trained for, not {max_context}"
+        cache_bytes = held * self._cache.bytes_per_token
+        swap = None
+        if preemption == "swap":
+            swap = SwapSpace(
+                self._cache,
+                self.rope,
+                cache_bytes // 2 if swap_memory is None else swap_memory,
+                cache_bytes if swap_disk is None else swap_disk,
             )
-        shape = (config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
-        budget = _free_memory() // _SHARE_OF_FREE_MEMORY if kv_memory is None else kv_memory
-        blocks = PagedKVCache.num_blocks_for(budget, *shape)
-        if kv_memory is None:
-            blocks = min(blocks, -(-(max_context or min(config.max_context, _LONGEST)) // BLOCK_SIZE))
-        return PagedKVCache(*shape, blocks, dtype)
+        prefix = PrefixIndex(self._cache.pool, block_size) if prefix_caching else None
+        self.engine = Engine(self.runner, prefix, swap, max_running)
+        """Runs requests together; `generate` is made of it."""
+
+    def _check_context(self, max_context: int | None) -> None:
+        if max_context is not None and not 2 <= max_context <= self.config.max_context:
+            raise InputError(
+                f"max_context must be in 2 .. {self.config.max_context}, what {self.name} was trained for, "
+                f"not {max_context}"
+            )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -97,6 +140,12 @@ class LLM:
     def fingerprint(self) -> str:
         """Hash of the model file, weights and metadata alike."""
         return self._file.fingerprint()
+
+    @cached_property
+    def rope(self) -> RopeSpec:
+        """RoPE as the cache holds it: the engine always turns pairs of halves (`model.weights`)."""
+        rope = self.config.rope
+        return RopeSpec(rope.theta, rope.dim, "half", rope.scaling_factor, rope.frequency_factors)
 
     @property
     def kv_cache(self) -> PagedKVCache:
@@ -123,19 +172,52 @@ class LLM:
         if beyond is not None:
             raise InputError(f"token id {beyond} is outside the vocabulary of {self.config.vocab_size}")
 
-    def generate(self, prompts: Prompt | Many[Prompt], params: SamplingParams | None = None) -> list[Completion]:
-        """Complete one prompt or several (texts, or lists of token ids); one completion for each, in order.
+    def generate(
+        self,
+        prompts: Prompt | Many[Prompt],
+        params: SamplingParams | Many[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        progress: Progress | bool = False,
+    ) -> list[Completion]:
+        """Complete one prompt or several (texts, or lists of token ids), as many together as the cache has room for.
 
-        Several run together, as many at a time as the cache has room for.
+        params: for all prompts, or one for each. progress: called with (prompts done, prompts) as they end; True draws
+        a bar on standard error. Returns `params.n` completions for each prompt, in order. A request that fails on its
+        way leaves the others alone: its completion has `error` set. Raises InputError, before anything is run, for a
+        prompt or parameters that cannot be used.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         encoded = [self.encode(prompt) for prompt in cast(Many[Prompt], [prompts] if single else prompts)]
-        params = params or SamplingParams()
-        completions: list[Completion] = []
-        while len(completions) < len(encoded):
-            batch = self._that_fit(encoded[len(completions) :], params)
-            completions += self._run_together(batch, params)
-        return completions
+        groups = [
+            self.new_requests(tokens, each, priority=priority, cache_salt=cache_salt)
+            for tokens, each in zip(encoded, _one_for_each(params, len(encoded)), strict=True)
+        ]
+        if progress is True:
+            with bar("generating") as on_progress:
+                self._run_all(groups, on_progress)
+        else:
+            self._run_all(groups, progress or _ignore)
+        return [completion for group in groups for completion in _best(group)]
+
+    def _run_all(self, groups: list[list[Request]], on_progress: Progress) -> None:
+        left = {id(request): index for index, group in enumerate(groups) for request in group}
+        open_ = [len(group) for group in groups]
+        requests = [request for group in groups for request in group]
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while left:
+                for task, delta in self.engine.step():
+                    if (delta is None or delta.finish_reason is not None) and id(task) in left:
+                        index = left.pop(id(task))
+                        open_[index] -= 1
+                        if open_[index] == 0:
+                            on_progress(open_.count(0), len(groups))
+        finally:
+            for request in requests:
+                self.engine.cancel(request)
 
     def encode_chat(self, messages: Many[Message]) -> list[int]:
         """Token ids of a conversation that the assistant is to continue. Raises InputError as `encode` does."""
@@ -153,41 +235,69 @@ class LLM:
                 return
             logits = self.runner.step([request.sequence])[0]
 
-    def new_request(self, sequence: Sequence, params: SamplingParams) -> Request:
-        """A request that continues `sequence`. Raises InputError if it leaves no room for an answer."""
+    def new_request(
+        self, prompt: Sequence | Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> Request:
+        """A request that continues token ids, or a sequence that is held elsewhere.
+
+        Raises InputError if that leaves no room for an answer.
+        """
+        sequence = prompt if isinstance(prompt, Sequence) else self.runner.new_sequence(prompt)
         self.check_prompt(sequence.tokens)
         tokenizer = self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
-        return Request(sequence, params, tokenizer, self.config.vocab_size, self.max_context)
+        return Request(
+            sequence, params, tokenizer, self.config.vocab_size, self.max_context, priority, cache_salt
+        )  # fmt: skip
+
+    def new_requests(
+        self, prompt: Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> list[Request]:
+        """`params.samples` requests for one prompt, which is read once. Raises InputError as `new_request` does."""
+        base = params if params.seed is not None or params.samples == 1 else replace(params, seed=fresh_seed())
+        requests = [
+            self.new_request(prompt, replace(base, seed=base.sample_seed(i)), priority=priority, cache_salt=cache_salt)
+            for i in range(params.samples)
+        ]
+        for follower in requests[1:]:
+            follower.leader = requests[0]
+        return requests
 
     @property
     def needs_compiling(self) -> bool:
         """Whether the first pass will have to compile the kernels for this CPU (once per machine and version)."""
         return not compiled_before()
 
-    def _that_fit(self, prompts: Many[list[int]], params: SamplingParams) -> Many[list[int]]:
-        """The first prompts whose longest outcome the free blocks can hold together; at least one."""
-        free = self._cache.pool.num_free
-        for count, prompt in enumerate(prompts):
-            free -= -(-min(len(prompt) + params.max_tokens, self.max_context) // self._cache.block_size)
-            if free < 0:
-                return prompts[: max(count, 1)]
-        return prompts
 
-    def _run_together(self, prompts: Many[list[int]], params: SamplingParams) -> list[Completion]:
-        requests = [self.new_request(self.runner.new_sequence(prompt), params) for prompt in prompts]
-        try:
-            for request in requests:
-                request.accept(self.runner.prefill(request.sequence))
-            running = requests
-            while running := [r for r in running if r.completion.finish_reason is None]:
-                for first in range(0, len(running), CHUNK):
-                    together = running[first : first + CHUNK]
-                    for request, logits in zip(together, self.runner.step([r.sequence for r in together]), strict=True):
-                        request.accept(logits)
-        finally:
-            for request in requests:
-                request.sequence.release()
-        return [request.completion for request in requests]
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
+def _one_for_each(params: SamplingParams | Many[SamplingParams] | None, prompts: int) -> Many[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * prompts
+    if len(params) != prompts:
+        raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one for all, or one for each")
+    return params
+
+
+def _best(group: list[Request]) -> list[Completion]:
+    """The completions of a prompt that are asked for, best first where more were made."""
+    completions = [request.completion for request in group]
+    params = group[0].params
+    if params.samples == params.n:
+        return completions
+
+    def worth(completion: Completion) -> float:
+        if completion.cumulative_logprob is None:
+            return -inf
+        return completion.cumulative_logprob / len(completion.token_ids)
+
+    return sorted(completions, key=worth, reverse=True)[: params.n]
+
+
+def _check_choice(name: str, value: object, choices: Many[object]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
 
 
 def _token_ids(prompt: Many[int]) -> list[int]:
@@ -200,15 +310,3 @@ def _token_ids(prompt: Many[int]) -> list[int]:
 def _check_threads(threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InputError(f"threads must be in 1 .. {MAX_THREADS}, not {threads}")
-
-
-def _free_memory() -> int:
-    """Bytes that can be taken without swapping, as far as the system tells."""
-    try:
-        with open("/proc/meminfo") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

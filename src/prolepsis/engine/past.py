@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.coding.cache_dtypes import KV, from_scalars, values_of
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sequence import Sequence
 
@@ -39,12 +40,19 @@ class CachedPast:
             self._cache.copy_blocks(self._table.prepare_write(stop - self.known))
         return self._table.blocks
 
-    def append(self, values: NDArray[np.uint16]) -> None:
-        """Cache further tokens: uint16 [layers, 2, tokens, kv_heads, head_dim]. Raises CapacityError as `blocks`."""
+    def put(self, layer: int, start: int, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Cache one layer of tokens that become known. Raises CapacityError as `blocks`."""
+        self.blocks(start + scalars.shape[1])
+        kv = from_scalars(scalars[None], None if steps is None else steps[None], self._cache.dtype)
+        self._cache.write_layer(layer, self._table, start, kv)
+
+    def append(self, kv: KV) -> None:
+        """Cache further tokens, [layers, 2, tokens, kv_heads, head_dim]. Raises CapacityError as `blocks`."""
         start = self.known
-        self.blocks(start + values.shape[2])
-        self.known = start + values.shape[2]
-        self._cache.write(self._table, start, values)
+        stop = start + values_of(kv).shape[2]
+        self.blocks(stop)
+        self.known = stop
+        self._cache.write(self._table, start, kv)
 
     def discard_room(self) -> None:
         """Give back the blocks that hold no cached token."""

@@ -1,59 +1,54 @@
 """One request on its way: what it asked for, what it has got so far, and when it ends."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.engine.sampler import SampledToken, Sampler
+from prolepsis.engine.completion import Completion, Delta
+from prolepsis.engine.sampler import Sampler, with_logprobs
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
-from prolepsis.engine.stopping import FinishReason, StopChecker
+from prolepsis.engine.stopping import StopChecker
+from prolepsis.engine.task import Task
 from prolepsis.model.tokenizer import Tokenizer
 
 
-class Delta(NamedTuple):
-    """What one token added: text that may be shown now (often empty), the token, and the end, if this was it."""
-
-    text: str
-    token: SampledToken
-    finish_reason: FinishReason | None
-
-
-@dataclass
-class Completion:
-    """The outcome of a request."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[SampledToken] = field(default_factory=list)
-    """One for each token, where the request asked for them."""
-    finish_reason: FinishReason | None = None
-    """None while the request runs, and for one that was abandoned."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Tokens of the prompt whose K and V were in the cache already."""
-    seed: int = 0
-    """The seed that repeats this completion."""
-
-
-class Request:
+class Request(Task):
     """A sequence that is being continued. `completion` grows with every token."""
 
     def __init__(
-        self, sequence: Sequence, params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, context: int
+        self,
+        sequence: Sequence,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        context: int,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         """`context`: the most tokens the sequence may hold; generation ends there with "length"."""
-        self.sequence = sequence
+        most_tokens = min(len(sequence.tokens) + params.max_tokens, context)
+        super().__init__(sequence, most_tokens, priority, cache_salt)
         self.params = params
         self._sampler = Sampler(params, vocab_size, sequence.tokens)
         self._stops = StopChecker(params, tokenizer.eos_ids if tokenizer is not None else ())
         self._text = tokenizer.stream() if tokenizer is not None else None
         self._context = context
         self.completion = Completion(
-            prompt_tokens=len(sequence.tokens), cached_tokens=sequence.num_cached, seed=self._sampler.seed
+            prompt_tokens=len(sequence.tokens),
+            cached_tokens=sequence.num_cached,
+            seed=self._sampler.seed,
+            statistics=self.statistics,
         )
+
+    @property
+    def sequence(self) -> Sequence:
+        """The only one it has."""
+        return self.sequences[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether its end is known."""
+        return self.completion.finish_reason is not None
 
     def accept(self, logits: NDArray[np.float32]) -> Delta:
         """Sample the next token from logits float32 [vocab], append it to the sequence and say what it added.
@@ -65,6 +60,9 @@ class Request:
         done.token_ids.append(sampled.token)
         if self.params.logprobs is not None:
             done.logprobs.append(sampled)
+        if self.params.needs_logprobs:
+            scored = sampled if sampled.logprob is not None else with_logprobs(logits, sampled.token, 0)
+            done.cumulative_logprob = (done.cumulative_logprob or 0.0) + (scored.logprob or 0.0)
         text = ""
         if not self._stops.accept(sampled.token):
             self.sequence.tokens.append(sampled.token)
@@ -76,6 +74,24 @@ class Request:
             text += self._last_text()
         done.text += text
         return Delta(text, sampled, done.finish_reason)
+
+    def advance(self, logits: NDArray[np.float32]) -> Delta:
+        """See `Task`."""
+        return self.accept(logits[0])
+
+    def follow(self, leader: Task) -> None:
+        """See `Task`. Tokens share all blocks, the partly filled last one too; whoever writes first copies that."""
+        self.sequence.table = leader.sequences[0].table.fork()
+        self.found(self.sequence.num_cached)
+
+    def found(self, tokens: int) -> None:
+        """See `Task`."""
+        self.statistics.cached_tokens += tokens
+        self.completion.cached_tokens += tokens
+
+    def fail(self, error: Exception) -> None:
+        """See `Task`."""
+        self.completion.error = error
 
     def _last_text(self) -> str:
         tail = self._text.finish() if self._text is not None else ""

@@ -41,7 +41,7 @@ class Runner:
             start = sequence.num_cached
             count = min(left, CHUNK - start % CHUNK)
             last = count == left
-            logits = self._run([(sequence, count, "last" if last else "none")])
+            logits = self.run([(sequence, count, "last" if last else "none")])
             left -= count
             if progress is not None:
                 progress(total - left, total)
@@ -52,13 +52,18 @@ class Runner:
         """Run the next chunk of pending tokens; returns the logits after each of them, float32 [n, vocab]."""
         start = sequence.num_cached
         count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK)
-        return self._run([(sequence, count, "all")])
+        return self.run([(sequence, count, "all")])
 
     def step(self, sequences: Many[Sequence]) -> NDArray[np.float32]:
         """Run the one pending token of each sequence; returns the logits after each, float32 [n, vocab]."""
-        return self._run([(sequence, 1, "last") for sequence in sequences])
+        return self.run([(sequence, 1, "last") for sequence in sequences])
 
-    def _run(self, parts: list[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
+    def run(self, parts: Many[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
+        """Run `count` pending tokens of each sequence, at most `CHUNK` in all; returns the logits asked for.
+
+        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order. Raises
+        CapacityError; nothing is cached then.
+        """
         before = [sequence.num_cached for sequence, _, _ in parts]
         try:
             batch = []

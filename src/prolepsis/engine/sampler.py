@@ -53,7 +53,8 @@ class Sampler:
     """Draws the tokens of one request, in order."""
 
     def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: the tokens before the first sampled one. InputError for ids beyond the vocabulary."""
+        """`prompt`: the tokens before the first sampled one, read when that is drawn. InputError for ids beyond the
+        vocabulary."""
         for field, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             beyond = [token for token in tokens if token >= vocab_size]
             if beyond:
@@ -63,7 +64,8 @@ class Sampler:
         """The request's seed, to be reported where it was drawn here."""
         self.num_tokens = 0
         """Output tokens so far: the position of the next random number."""
-        self._counts = TokenCounts(vocab_size, prompt) if params.has_penalties else None
+        self._vocab_size, self._prompt = vocab_size, prompt
+        self._counts: TokenCounts | None = None
 
     def sample(self, logits: NDArray[np.float32]) -> SampledToken:
         """Choose the next token from float32 logits [vocab], and record it. ModelFileError if they hold a NaN."""
@@ -76,14 +78,22 @@ class Sampler:
     def record(self, token: int) -> None:
         """Count a token as the request's next output, as when it is replayed and not drawn."""
         self.num_tokens += 1
-        if self._counts is not None:
-            self._counts.add(token)
+        counts = self._past()
+        if counts is not None:
+            counts.add(token)
 
     def _choose(self, logits: NDArray[np.float32]) -> int:
+        counts = self._past()
         if self.params.is_greedy:
-            return _largest(adjusted_logits(logits, self.params, self._counts))
-        probabilities = target_probabilities(logits, self.params, self._counts)
+            return largest_logit(adjusted_logits(logits, self.params, counts))
+        probabilities = target_probabilities(logits, self.params, counts)
         return sample(probabilities, rng.uniform(self.seed, self.num_tokens))
+
+    def _past(self) -> TokenCounts | None:
+        """What the penalties need; made with the first token, as a request that waits should not hold the memory."""
+        if self._counts is None and self.params.has_penalties:
+            self._counts = TokenCounts(self._vocab_size, self._prompt)
+        return self._counts
 
 
 def target_probabilities(
@@ -95,7 +105,7 @@ def target_probabilities(
     that speculative verification has to preserve. Greedy parameters give a single 1. ModelFileError for NaN logits.
     """
     adjusted = adjusted_logits(logits, params, counts)
-    best = _largest(adjusted)
+    best = largest_logit(adjusted)
     if params.is_greedy:
         probabilities = np.zeros(len(adjusted))
         probabilities[best] = 1.0
@@ -136,7 +146,7 @@ def adjusted_logits(
 
 def with_logprobs(logits: NDArray[np.float32], token: int, count: int) -> SampledToken:
     """`token` with its log-softmax over the raw float32 logits [vocab], and those of the `count` most probable."""
-    largest = float(logits[_largest(logits)])
+    largest = float(logits[largest_logit(logits)])
     weights = np.empty(len(logits))
     exp_weights(logits, largest, 1.0, weights)
     log_total = largest + math.log(sum_weights(weights))
@@ -159,7 +169,7 @@ def _cut_tail(weights: NDArray[np.float64], params: SamplingParams) -> None:
         keep_prefix(weights, params.min_p, size)
 
 
-def _largest(logits: NDArray[np.float32]) -> int:
+def largest_logit(logits: NDArray[np.float32]) -> int:
     """Lowest id of the largest logit. ModelFileError unless it is finite: a NaN counts as larger than any number."""
     best = int(np.argmax(logits))
     if not math.isfinite(logits[best]):

@@ -11,6 +11,7 @@ GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would only overflow."""
 
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 SEED_LIMIT = 1 << 64
@@ -51,6 +52,10 @@ class SamplingParams:
     """How many of the most probable tokens to report at each position; 0 reports the chosen one's only."""
     ignore_eos: bool = False
     """Go on after the model's own end-of-sequence tokens."""
+    n: int = 1
+    """Completions to return for a prompt, each of its own. The i-th has the seed `seed` + i."""
+    best_of: int | None = None
+    """Completions to make, of which the `n` with the highest log-probability a token are returned; None makes `n`."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -70,29 +75,46 @@ class SamplingParams:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def samples(self) -> int:
+        """Completions to make for a prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether completions are told by their log-probability."""
+        return self.logprobs is not None or self.samples > self.n
+
+    def sample_seed(self, index: int) -> int | None:
+        """The seed of the index-th completion of a prompt; None where each draws its own."""
+        return None if self.seed is None else (self.seed + index) % SEED_LIMIT
+
     def _check_numbers(self) -> None:
-        self._check("temperature", _in_range(self.temperature, 0, math.inf), "must be a finite number >= 0")
+        self._check("temperature", in_range(self.temperature, 0, math.inf), "must be a finite number >= 0")
         self._check(
-            "top_k", _is_int(self.top_k) and self.top_k >= -1, "must be an integer >= 1, or 0 or -1 for all tokens"
+            "top_k", is_int(self.top_k) and self.top_k >= -1, "must be an integer >= 1, or 0 or -1 for all tokens"
         )
-        self._check("top_p", _in_range(self.top_p, 0, 1) and self.top_p > 0, "must be above 0 and at most 1")
-        self._check("min_p", _in_range(self.min_p, 0, 1), "must be in 0 .. 1")
-        self._check("repetition_penalty", _in_range(self.repetition_penalty, 0.01, 100), "must be in 0.01 .. 100")
-        self._check("presence_penalty", _in_range(self.presence_penalty, -2, 2), "must be in -2 .. 2")
-        self._check("frequency_penalty", _in_range(self.frequency_penalty, -2, 2), "must be in -2 .. 2")
-        self._check("max_tokens", _is_int(self.max_tokens) and self.max_tokens >= 1, "must be an integer >= 1")
-        sound = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < SEED_LIMIT)
+        self._check("top_p", in_range(self.top_p, 0, 1) and self.top_p > 0, "must be above 0 and at most 1")
+        self._check("min_p", in_range(self.min_p, 0, 1), "must be in 0 .. 1")
+        self._check("repetition_penalty", in_range(self.repetition_penalty, 0.01, 100), "must be in 0.01 .. 100")
+        self._check("presence_penalty", in_range(self.presence_penalty, -2, 2), "must be in -2 .. 2")
+        self._check("frequency_penalty", in_range(self.frequency_penalty, -2, 2), "must be in -2 .. 2")
+        self._check("max_tokens", is_int(self.max_tokens) and self.max_tokens >= 1, "must be an integer >= 1")
+        sound = self.seed is None or (is_int(self.seed) and 0 <= self.seed < SEED_LIMIT)
         self._check("seed", sound, "must be an integer in 0 .. 2^64 - 1, or None")
-        sound = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
+        sound = self.logprobs is None or (is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
         self._check("logprobs", sound, f"must be an integer in 0 .. {MAX_LOGPROBS}, or None")
+        self._check("n", is_int(self.n) and 1 <= self.n <= MAX_SAMPLES, f"must be an integer in 1 .. {MAX_SAMPLES}")
+        sound = self.best_of is None or (is_int(self.best_of) and self.n <= self.best_of <= MAX_SAMPLES)
+        self._check("best_of", sound, f"must be an integer in n ({self.n}) .. {MAX_SAMPLES}, or None")
 
     def _check_lists(self) -> None:
         self._check("stop", len(self.stop) <= MAX_STOP_STRINGS, f"must hold at most {MAX_STOP_STRINGS} texts")
         sound = all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_LENGTH for text in self.stop)
         self._check("stop", sound, f"must hold texts of 1 .. {MAX_STOP_LENGTH} characters")
-        self._check("stop_token_ids", all(map(_is_token, self.stop_token_ids)), "must hold token ids >= 0")
-        self._check("logit_bias", all(map(_is_token, self.logit_bias)), "must map token ids >= 0 to numbers")
-        sound = all(_in_range(bias, -100, 100) for bias in self.logit_bias.values())
+        self._check("stop_token_ids", all(map(is_token, self.stop_token_ids)), "must hold token ids >= 0")
+        self._check("logit_bias", all(map(is_token, self.logit_bias)), "must map token ids >= 0 to numbers")
+        sound = all(in_range(bias, -100, 100) for bias in self.logit_bias.values())
         self._check("logit_bias", sound, "must have every value in -100 .. 100")
 
     def _check(self, name: str, sound: bool, rule: str) -> None:
@@ -100,14 +122,14 @@ class SamplingParams:
             raise InputError(f"{name} {rule}, not {getattr(self, name)!r}")
 
 
-def _is_int(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_token(value: object) -> bool:
-    return _is_int(value) and value >= 0
+def is_token(value: object) -> bool:
+    return is_int(value) and value >= 0
 
 
-def _in_range(value: object, low: float, high: float) -> bool:
+def in_range(value: object, low: float, high: float) -> bool:
     """Whether `value` is a finite number in low .. high."""
-    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value) and low <= value <= high
+    return (is_int(value) or isinstance(value, float)) and math.isfinite(value) and low <= value <= high

@@ -17,6 +17,11 @@ class Sequence:
         """Tokens whose K and V are in the cache."""
         return self.table.length
 
+    @property
+    def num_pending(self) -> int:
+        """Tokens that have to be run yet."""
+        return len(self.tokens) - self.table.length
+
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
         del self.tokens[length:]

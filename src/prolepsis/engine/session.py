@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from prolepsis.coding import SessionReader, SessionWriter
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import DType, values_of
 from prolepsis.coding.profile import GRID, grid_spans, measure
 from prolepsis.coding.side_by_side import segments_at_once
 from prolepsis.engine.identity import identity, rope_spec
@@ -97,7 +96,7 @@ def write_session(
 ) -> SaveReport:
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
     cached, whole = sequence.num_cached, None
-    dtype, rope = cache_dtype(llm), rope_spec(llm)
+    dtype, rope = llm.kv_cache.dtype, rope_spec(llm)
     if profile is None:
         whole = llm.kv_cache.read(sequence.table, 0, cached)
         profile = measure(whole, dtype, rope, 0)
@@ -220,9 +219,9 @@ def _find_profile(reader: SessionReader, llm: LLM, given: AnyProfile | None) -> 
 def _restore(reader: SessionReader, sequence: Sequence, llm: LLM, recompute: bool) -> str | None:
     past = CachedPast(llm.runner, sequence)
     try:
-        for segment, values in reader.decoded(past=past):
+        for segment, kv in reader.decoded(past=past):
             if past.known < segment.stop:
-                past.append(values_of(values))
+                past.append(kv)
     except SegmentError as error:
         if not recompute:
             raise
@@ -274,8 +273,3 @@ def _check_tokens(reader: SessionReader, tokens: list[int], llm: LLM) -> None:
             f"{reader.name} holds {len(tokens)} tokens, but the context holds {llm.max_context}; "
             "raise max_context or kv_memory"
         )
-
-
-def cache_dtype(llm: LLM) -> DType:
-    """The dtype of the model's cache, as session files call it."""
-    return "bf16" if llm.kv_cache.dtype == "bf16" else "fp16"

@@ -12,10 +12,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from prolepsis.kernels.kv_blocks import put_head
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import ROWS, Activations, Weights, count_tiles, multiply_tiles, quantise, unpack_row
-from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head, store_head
+from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
 from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
@@ -142,15 +143,11 @@ def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position):
         )  # fmt: skip
     block = layer * pool.num_blocks + tables[sequence, position // size]
     inside = position % size
-    turned, bits = np.empty(dim, np.float32), np.empty(dim, np.uint16)
+    turned, column = np.empty(dim, np.float32), np.empty(dim, np.uint16)
     for h in range(kv_heads):
         key = base + (heads + h) * dim
         rotate_head(projected, key, rotary, dim, plan.cos, plan.sin, angle, np.float32(1.0), turned, 0)
-        store_head(pool.dtype, turned, 0, dim, bits, 0)
-        at = (block * kv_heads + h) * dim * size
-        for d in range(dim):
-            pool.k[at + d * size + inside] = bits[d]
-        store_head(pool.dtype, projected, key + kv_heads * dim, dim, pool.v, at + inside * dim)
+        put_head(pool, block * kv_heads + h, inside, turned, projected, key + kv_heads * dim, column)
 
 
 @njit(inline="always")

@@ -13,19 +13,28 @@ from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import UNIT, add_values, divide_row, exponentiate, merge, score_unit
+from prolepsis.kernels.narrow_kv import attended, widen_keys, widen_values
+from prolepsis.kernels.rows import DTYPE_FP16, DTYPES
 
 PART = 128  # tokens of context that are one unit of work
 TILE_QUERIES = 24  # queries (rows x heads of a group) that share one read of K and V
 _ITEMS_A_THREAD = 4  # as many items the shares of few pairs are gathered into, for each thread
+_INT4 = DTYPES["int4"]
 ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
 class KVPool(NamedTuple):
     """The blocks of every layer, flat: k uint16 [layers, blocks, kv_heads, head_dim, block_size], v with the last two
-    axes exchanged; `dtype` one of `rows.DTYPES`."""
+    axes exchanged; `dtype` one of `rows.DTYPES`.
+
+    Where that has fewer than 16 bits, k and v are views of bytes in the same order, one byte for each channel, or for
+    two of int4. k_steps, v_steps: the steps of integers, fp16 bits [layers, blocks, kv_heads, block_size], else empty.
+    """
 
     k: NDArray[np.uint16]
     v: NDArray[np.uint16]
+    k_steps: NDArray[np.uint16]
+    v_steps: NDArray[np.uint16]
     num_blocks: int
     kv_heads: int
     head_dim: int
@@ -60,19 +69,50 @@ def add_tiles(tiles: Tiles, tile: int, sequence: int, row: int, position: int, c
 
 
 @njit(inline="always")
-def _attend_part(pool, tables, sequence, layer, head, q, queries, group, position, start, stop, scores, out, state):
+def is_narrow(dtype):
+    """Whether a dtype's values have fewer than 16 bits."""
+    return dtype > DTYPE_FP16
+
+
+@njit(inline="always")
+def bytes_of(dtype, channels):
+    """Bytes of so many values of a narrow dtype."""
+    return channels // 2 if dtype == _INT4 else channels
+
+
+@njit(inline="always")
+def _score(pool, first, second, q, queries, scores, column, wide):
+    """Score 32 tokens; first, second: where the first 16 and the others lie, (block and head, slot) each."""
+    dim, size = pool.head_dim, pool.block_size
+    dtype, keys, stride = pool.dtype, pool.k, size
+    at, then = first[0] * dim * size + first[1], second[0] * dim * size + second[1]
+    if is_narrow(pool.dtype):
+        widen_keys(
+            pool.dtype, pool.k, bytes_of(pool.dtype, first[0] * dim * size) + first[1],
+            bytes_of(pool.dtype, second[0] * dim * size) + second[1], size, dim, pool.k_steps,
+            first[0] * size + first[1], second[0] * size + second[1], wide,
+        )  # fmt: skip
+        dtype, keys, stride, at, then = attended(pool.dtype), wide, UNIT, 0, UNIT // 2
+    score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, PART)
+
+
+@njit(inline="always")
+def _attend_part(
+    pool, tables, sequence, layer, head, q, queries, group, position, start, stop, scores, wide, out, state
+):
     """One part of the context: out[v] = sum of exp(score - max) * v and state[v] = (max, sum) for each query v.
 
     Query v = row * group + head in group, at `position` + v // group; tokens after it are not seen. A query that sees
-    nothing of the part gets sum 0.
+    nothing of the part gets sum 0. wide: uint16 [tokens of a block or UNIT, head_dim], for K and V of a narrow dtype in
+    16 bits.
     """
     dim, size = pool.head_dim, pool.block_size
     base = layer * pool.num_blocks
     for token in range(start, stop, UNIT):
-        places = (token, min(token + 16, stop - 1) // 16 * 16)
-        first = ((base + tables[sequence, places[0] // size]) * pool.kv_heads + head) * dim * size + places[0] % size
-        second = ((base + tables[sequence, places[1] // size]) * pool.kv_heads + head) * dim * size + places[1] % size
-        score_unit(pool.dtype, pool.k, first, second, size, dim, q, queries, scores, token - start, PART)
+        then = min(token + 16, stop - 1) // 16 * 16
+        first = (base + tables[sequence, token // size]) * pool.kv_heads + head
+        second = (base + tables[sequence, then // size]) * pool.kv_heads + head
+        _score(pool, (first, token % size), (second, then % size), q, queries, scores, token - start, wide)
     for v in range(queries):
         valid = min(position + v // group + 1, stop) - start
         if valid > 0:
@@ -81,15 +121,21 @@ def _attend_part(pool, tables, sequence, layer, head, q, queries, group, positio
             state[2 * v], state[2 * v + 1] = -np.inf, 0.0
     out[: queries * dim] = 0.0
     for token in range(start, stop, size):
-        at = ((base + tables[sequence, token // size]) * pool.kv_heads + head) * dim * size
-        count = min(size, stop - token)
+        block = (base + tables[sequence, token // size]) * pool.kv_heads + head
+        at, count = block * dim * size, min(size, stop - token)
+        dtype, values = pool.dtype, pool.v
+        if is_narrow(pool.dtype):
+            widen_values(
+                pool.dtype, pool.v, bytes_of(pool.dtype, at), count, dim, pool.v_steps, block * size, wide
+            )  # fmt: skip
+            dtype, values, at = attended(pool.dtype), wide, 0
         v = 0
         while v < queries:
             # A row whose own position lies inside these tokens stops short; from the first that sees all, all do.
             seen = min(position + v // group + 1 - token, count)
             together = queries - v if seen == count else group
             if seen > 0:
-                add_values(pool.dtype, pool.v, at, seen, dim, scores, token - start, PART, v, together, out)
+                add_values(dtype, values, at, seen, dim, scores, token - start, PART, v, together, out)
             v += together
 
 
@@ -152,13 +198,14 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     query = q[at : at + queries * dim]
     scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
     part_state = np.empty(2 * queries, np.float32)
+    wide = np.empty(max(UNIT, pool.block_size) * dim if is_narrow(pool.dtype) else 0, np.uint16)
     if shares > 1:
         states = 2 * (width // dim)
         for share in range(first, min(first + span, shares, (end + PART - 1) // PART)):
             at = pair * shares + share
             _attend_part(
                 pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group,
-                tiles.first_position[tile], share * PART, min((share + 1) * PART, end), scores,
+                tiles.first_position[tile], share * PART, min((share + 1) * PART, end), scores, wide,
                 partial[at * width : (at + 1) * width], partial_state[at * states : (at + 1) * states],
             )  # fmt: skip
         return
@@ -166,7 +213,7 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     for start in range(0, end, PART):
         _attend_part(
             pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group, tiles.first_position[tile],
-            start, min(start + PART, end), scores, part, part_state,
+            start, min(start + PART, end), scores, wide, part, part_state,
         )  # fmt: skip
         _fold(start == 0, queries, dim, total, state, part, part_state)
     _finish(queries, dim, group, head, heads * group, tiles.first_row[tile], total, state, out)

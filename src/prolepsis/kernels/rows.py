@@ -35,7 +35,8 @@ LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whos
 LARGEST_BYTE = 127.0
 MODERATE = 2.0**60  # larger numbers are no hidden state of any model, and must not become infinite
 DTYPE_BF16, DTYPE_FP16 = 0, 1
-DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16}
+DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16, "fp8_e4m3": 2, "fp8_e5m2": 3, "int8": 4, "int4": 5}
+"""Codes of cache dtypes. The first two have 16 bits; the others are the business of `narrow_kv`."""
 
 _i = types.int64
 _f = types.float32
@@ -265,7 +266,7 @@ def rotate_head(tyctx, x, at, rotated, width, cos, sin, angle, factor, out, out_
 
 @intrinsic
 def store_head(tyctx, dtype, x, at, width, pool, pool_at):
-    """Round a head's float32 values to the cache dtype (`DTYPES`) into uint16 `pool`, contiguous."""
+    """Round a head's float32 values to bf16 or fp16 (`DTYPES`) into uint16 `pool`, contiguous."""
 
     def codegen(context, b, signature, args):
         px, pp = (data(context, b, signature.args[i], args[i]) for i in (1, 4))

@@ -5,6 +5,7 @@ The pool hands out block numbers only; the bytes live in `prolepsis.kv.cache.Pag
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from prolepsis.errors import CapacityError, IntegrityError
 
@@ -12,44 +13,58 @@ from prolepsis.errors import CapacityError, IntegrityError
 class BlockPool:
     """Reference-counted blocks `0 .. num_blocks - 1`; every operation takes constant time.
 
-    A block is either free (count 0) or used (count >= 1). Free blocks keep their contents and are handed out oldest
-    first, so what was released last stays readable longest. Not thread-safe: one engine thread owns the pool.
+    A block is free (count 0) or used (count >= 1), and it may be registered: its contents are known to the prefix index
+    and do not change. A registered block that becomes free keeps its contents, and `hold` takes it into use again.
+    `allocate` prefers free blocks that are blank, that is not registered, the one released last first, so that memory
+    never touched stays untouched; when there is none, the registered one released longest ago is evicted.
+    Not thread-safe: one engine thread owns the pool.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.on_forget: Callable[[int], None] | None = None
+        """Called with a block that is about to lose its registration, after which it may be overwritten."""
         self._ref_counts = [0] * num_blocks
-        # Ordered by time of release, yet a block can be taken out of the middle in O(1), which a deque cannot do.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._registered = [False] * num_blocks
+        self._blank = list(reversed(range(num_blocks)))
+        # In the order of release, yet `hold` takes a block out of the middle in O(1).
+        self._evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can still hand out."""
-        return len(self._free)
+        """Blocks that `allocate` can still hand out, blank or registered."""
+        return len(self._blank) + len(self._evictable)
 
     @property
     def num_used(self) -> int:
         """Blocks held by at least one sequence."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def require(self, count: int) -> None:
         """Raise CapacityError unless `count` blocks are free; nothing is taken."""
-        if count > len(self._free):
+        if count > self.num_free:
             raise CapacityError(
-                f"the KV cache needs {count} more block(s) but only {len(self._free)} of {self.num_blocks} are free; "
+                f"the KV cache needs {count} more block(s) but only {self.num_free} of {self.num_blocks} are free; "
                 "release a sequence or give the cache a larger memory budget"
             )
 
     def allocate(self) -> int:
-        """Take the block that has been free longest, with a count of 1. Raises CapacityError when none is free."""
+        """Take a free block, with a count of 1 and not registered. Raises CapacityError when none is free."""
         self.require(1)
-        block, _ = self._free.popitem(last=False)
+        if not self._blank:
+            self.forget(next(iter(self._evictable)))
+        block = self._blank.pop()
         self._ref_counts[block] = 1
         return block
 
-    def share(self, block: int) -> None:
-        """Add a holder to a used block. Raises IntegrityError if it is free or does not exist."""
-        self._require_used(block)
+    def hold(self, block: int) -> None:
+        """Add a holder to a used block, or take a free registered one into use.
+
+        Raises IntegrityError if the block is blank or does not exist.
+        """
+        if not self.is_registered(block):
+            self._require_used(block)
+        self._evictable.pop(block, None)
         self._ref_counts[block] += 1
 
     def release(self, block: int) -> None:
@@ -57,25 +72,69 @@ class BlockPool:
         self._require_used(block)
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
-            self._free[block] = None
+            if self._registered[block]:
+                self._evictable[block] = None
+            else:
+                self._blank.append(block)
+
+    def register(self, block: int) -> None:
+        """Mark a used block as known to the index. IntegrityError if it is free, unknown or registered already."""
+        self._require_used(block)
+        if self._registered[block]:
+            raise IntegrityError(f"block {block} is registered already")
+        self._registered[block] = True
+
+    def forget(self, block: int) -> None:
+        """End the registration of a block, used or free, and tell the index. IntegrityError unless it is registered."""
+        if not self.is_registered(block):
+            raise IntegrityError(f"block {block} is not registered")
+        if self.on_forget is not None:
+            self.on_forget(block)
+        self._registered[block] = False
+        if self._ref_counts[block] == 0:
+            del self._evictable[block]
+            self._blank.append(block)
 
     def ref_count(self, block: int) -> int:
         """How many sequences hold `block`; 0 means free."""
         return self._ref_counts[block]
 
+    def is_registered(self, block: int) -> bool:
+        """Whether the contents of `block` are known to the index, and so must not change."""
+        self._require_exists(block)
+        return self._registered[block]
+
+    def is_writable(self, block: int) -> bool:
+        """Whether one sequence alone holds `block`, and the index does not know it."""
+        return self._ref_counts[block] == 1 and not self._registered[block]
+
+    def eviction_order(self) -> list[int]:
+        """The free registered blocks, the one to be evicted next first. Takes time for each of them."""
+        return list(self._evictable)
+
     def check(self) -> None:
-        """Prove free + used == total, with no block in both states; IntegrityError names the first fault."""
+        """Prove that every block is in exactly one state; IntegrityError names the first fault."""
+        blank = set(self._blank)
+        if len(blank) != len(self._blank):
+            raise IntegrityError("a block is in the list of blank blocks twice")
         for block, count in enumerate(self._ref_counts):
             if count < 0:
                 raise IntegrityError(f"block {block} has the negative reference count {count}")
-            if count > 0 and block in self._free:
+            if count > 0 and (block in blank or block in self._evictable):
                 raise IntegrityError(f"block {block} is free and yet held by {count} sequence(s)")
+            if self._registered[block] and block in blank:
+                raise IntegrityError(f"block {block} is registered and yet blank")
+            if not self._registered[block] and block in self._evictable:
+                raise IntegrityError(f"block {block} waits to be evicted and yet is not registered")
         used = sum(count > 0 for count in self._ref_counts)
-        if used + len(self._free) != self.num_blocks:
-            raise IntegrityError(f"{len(self._free)} free + {used} used blocks, but the pool has {self.num_blocks}")
+        if used + self.num_free != self.num_blocks:
+            raise IntegrityError(f"{self.num_free} free + {used} used blocks, but the pool has {self.num_blocks}")
 
-    def _require_used(self, block: int) -> None:
+    def _require_exists(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
             raise IntegrityError(f"block {block} does not exist in a pool of {self.num_blocks}")
+
+    def _require_used(self, block: int) -> None:
+        self._require_exists(block)
         if self._ref_counts[block] == 0:
-            raise IntegrityError(f"block {block} is free: it can be neither shared nor released")
+            raise IntegrityError(f"block {block} is free: no sequence holds it")

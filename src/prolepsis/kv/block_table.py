@@ -1,5 +1,6 @@
 """The logical side of the paged KV cache: where the tokens of one sequence lie."""
 
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -14,8 +15,9 @@ _INITIAL_ENTRIES = 16
 class BlockTable:
     """Maps the tokens of one sequence to blocks: token i lies in `blocks[i // block_size]` at offset `i % block_size`.
 
-    Blocks that hold tokens may be shared with other tables (`fork`); blocks reserved beyond `length` never are.
-    So a write of new tokens can meet a shared block only at a partly filled tail, which `prepare_write` replaces:
+    Blocks that hold tokens may be shared with other tables (`fork`, `PrefixIndex.match`) or known to the prefix index;
+    blocks reserved beyond `length` never are. So a write of new tokens can meet a block that must not change only at a
+    partly filled tail, which `prepare_write` replaces:
 
         copies = table.prepare_write(n)   # copy-on-write, and room for n tokens
         cache.copy_blocks(copies)
@@ -25,6 +27,8 @@ class BlockTable:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.num_known = 0
+        """Full blocks, from the first on, that the prefix index has as one chain. `PrefixIndex` counts it up."""
         self._entries = np.zeros(_INITIAL_ENTRIES, dtype=np.int32)
         self._num_blocks = 0
         self._length = 0
@@ -58,35 +62,45 @@ class BlockTable:
             self._entries[self._num_blocks] = self.pool.allocate()
             self._num_blocks += 1
 
-    def prepare_write(self, n_tokens: int) -> list[tuple[int, int]]:
-        """Make room for `n_tokens` more tokens in blocks that this table alone holds.
+    def blocks_to_write(self, n_tokens: int) -> int:
+        """Free blocks that `prepare_write` takes for `n_tokens` more tokens."""
+        missing = max(self._blocks_for(self._length + n_tokens) - self._num_blocks, 0)
+        if n_tokens <= 0 or self._tail_is_writable():
+            return missing
+        alone = self.pool.ref_count(int(self._entries[self._length // self.block_size])) == 1
+        return missing if alone and missing == self.pool.num_free else missing + 1
 
-        Returns the (source, destination) block copies to make before anything else is written to either table
-        (none, or one for a shared tail). All or nothing: on CapacityError the table is unchanged.
+    def prepare_write(self, n_tokens: int) -> list[tuple[int, int]]:
+        """Make room for `n_tokens` more tokens in blocks that this table alone holds and the index does not know.
+
+        Returns the (source, destination) block copies to make before anything else is written to any table
+        (none, or one for a tail that is shared or registered). All or nothing: on CapacityError the table is unchanged.
         """
-        if n_tokens <= 0 or not self._tail_is_shared():
+        if n_tokens <= 0 or self._tail_is_writable():
             self.reserve(n_tokens)
             return []
-        missing = self._blocks_for(self._length + n_tokens) - self._num_blocks
-        self.pool.require(max(missing, 0) + 1)
-        tail = self._length // self.block_size
-        source = int(self._entries[tail])
-        destination = self.pool.allocate()
-        self._entries[tail] = destination
-        self.pool.release(source)
+        source = int(self._entries[self._length // self.block_size])
+        missing = max(self._blocks_for(self._length + n_tokens) - self._num_blocks, 0)
+        if self.pool.ref_count(source) == 1 and missing == self.pool.num_free:
+            # No room for a copy, and nobody else holds the original.
+            self.reserve(n_tokens)
+            self.pool.forget(source)
+            return []
+        self.pool.require(missing + 1)
+        self._replace(self._length // self.block_size, self.pool.allocate())
         self.reserve(n_tokens)
-        return [(source, destination)]
+        return [(source, int(self._entries[self._length // self.block_size]))]
 
     def append(self, n_tokens: int) -> NDArray[np.int64]:
         """Count `n_tokens` more tokens as held and return their slots, int64 [n_tokens] (block * block_size + offset).
 
         Reserves what is missing (CapacityError: nothing changed). Raises IntegrityError if the first slot lies in a
-        block that other sequences hold too: `prepare_write` must have been called.
+        block that other sequences hold or the index knows: `prepare_write` must have been called.
         """
-        if n_tokens > 0 and self._tail_is_shared():
+        if n_tokens > 0 and not self._tail_is_writable():
             raise IntegrityError(
                 f"tokens would be appended to block {self._entries[self._length // self.block_size]}, "
-                "which other sequences hold too; call prepare_write first"
+                "which other sequences hold or the prefix index knows; call prepare_write first"
             )
         self.reserve(n_tokens)
         self._length += n_tokens
@@ -104,25 +118,47 @@ class BlockTable:
             raise IndexError(f"tokens {start} .. {stop} of a sequence that holds {self._length}")
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens and release every block they do not need, reserved ones included."""
+        """Keep the first `length` tokens and release every block they do not need, reserved ones included.
+
+        The last block is released first: of a chain that the index knows, the end is evicted before the beginning.
+        """
         self.require_range(0, length)
         needed = self._blocks_for(length)
-        for block in self._entries[needed : self._num_blocks].tolist():
+        for block in self._entries[needed : self._num_blocks][::-1].tolist():
             self.pool.release(block)
         self._num_blocks = needed
         self._length = length
+        self.num_known = min(self.num_known, length // self.block_size)
 
     def fork(self) -> Self:
         """A second sequence with the same tokens: shares every block that holds some, copies none."""
         twin = type(self)(self.pool, self.block_size)
-        held = self._blocks_for(self._length)
-        for block in self._entries[:held].tolist():
-            self.pool.share(block)
-        twin._grow(held)
-        twin._entries[:held] = self._entries[:held]
-        twin._num_blocks = held
-        twin._length = self._length
+        twin.adopt(self._entries[: self._blocks_for(self._length)].tolist(), self._length)
+        twin.num_known = self.num_known
         return twin
+
+    def adopt(self, blocks: Sequence[int], n_tokens: int) -> None:
+        """Hold `n_tokens` more tokens, which lie in `blocks`, used or registered ones.
+
+        Raises IntegrityError if the table ends within a block, has reserved others, or the blocks are not as many as
+        the tokens need.
+        """
+        if self._length != self.capacity or len(blocks) != self._blocks_for(n_tokens):
+            raise IntegrityError(
+                f"{len(blocks)} blocks with {n_tokens} tokens are given to a table that has {self._num_blocks} blocks "
+                f"with {self._length}"
+            )
+        for block in blocks:
+            self.pool.hold(block)
+        self._grow(self._num_blocks + len(blocks))
+        self._entries[self._num_blocks : self._num_blocks + len(blocks)] = blocks
+        self._num_blocks += len(blocks)
+        self._length += n_tokens
+
+    def exchange(self, index: int, block: int) -> None:
+        """Hold `block`, a used or registered one with the same contents, in place of the table's own block `index`."""
+        self.pool.hold(block)
+        self._replace(index, block)
 
     def release(self) -> None:
         """Give every block back; the table is then empty and may be used again."""
@@ -139,16 +175,26 @@ class BlockTable:
         for index, block in enumerate(blocks):
             if not 0 <= block < self.pool.num_blocks or self.pool.ref_count(block) < 1:
                 raise IntegrityError(f"a table holds block {block}, which is free or does not exist")
-            if index >= held and self.pool.ref_count(block) != 1:
-                raise IntegrityError(f"block {block} is only reserved and yet shared")
+            if index >= held and not self.pool.is_writable(block):
+                raise IntegrityError(f"block {block} is only reserved and yet shared or registered")
+            if index < self.num_known and not self.pool.is_registered(block):
+                raise IntegrityError(f"block {block} counts as known to the prefix index and yet is not registered")
+        if not 0 <= self.num_known <= self._length // self.block_size:
+            raise IntegrityError(f"a table of {self._length} tokens says that {self.num_known} full blocks are known")
 
     def _blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_size)
 
-    def _tail_is_shared(self) -> bool:
+    def _tail_is_writable(self) -> bool:
+        """Whether the next token may be written, as far as the block it belongs to is taken already."""
         if self._length % self.block_size == 0:
-            return False
-        return self.pool.ref_count(int(self._entries[self._length // self.block_size])) > 1
+            return True
+        return self.pool.is_writable(int(self._entries[self._length // self.block_size]))
+
+    def _replace(self, index: int, block: int) -> None:
+        own = int(self._entries[index])
+        self._entries[index] = block
+        self.pool.release(own)
 
     def _grow(self, num_blocks: int) -> None:
         """Make room for `num_blocks` entries; doubling keeps the cost per appended token constant."""

@@ -1,6 +1,7 @@
 """The paged KV cache: the bytes of every block, in every layer."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,17 +9,20 @@ from numpy.typing import NDArray
 from prolepsis.errors import InputError, IntegrityError
 from prolepsis.kv.block_pool import BlockPool
 from prolepsis.kv.block_table import BlockTable
+from prolepsis.kv.stored import FORMATS, KV, STEP_BITS, DType, QuantisedKV, arrays_of, dtype_named, values_of
 
-DTYPES = ("bf16", "fp16")
-_BYTES_PER_VALUE = 2
+_TYPES: dict[DType, type] = {"bf16": np.uint16, "fp16": np.uint16, "int8": np.int8}  # of a value; bytes otherwise
 
 
 class PagedKVCache:
-    """K and V of every layer in fixed-size blocks, as 16-bit patterns.
+    """K and V of every layer in fixed-size blocks, as bits of `dtype`, one of `stored.DType`.
 
-    `v[layer]` is uint16 [num_blocks, num_kv_heads, block_size, head_dim]; `k[layer]` has the last two axes exchanged,
-    so that the scores of consecutive tokens are lanes of a vector. `dtype` says how to read the bits. Each of K and V
-    is one allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool
+    `v[layer]` is [num_blocks, num_kv_heads, block_size, head_dim]; `k[layer]` has the last two axes exchanged, so that
+    the scores of consecutive tokens are lanes of a vector. Both are uint16 for bf16 and fp16, uint8 for fp8, int8 for
+    int8, and uint8 with half the head_dim for int4, two channels in a byte. `k_steps[layer]` and `v_steps[layer]`:
+    uint16 [num_blocks, num_kv_heads, block_size] for int8 and int4, the fp16 step of each token's head; else empty.
+
+    Each is one allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool
     costs address space only.
     """
 
@@ -31,22 +35,28 @@ class PagedKVCache:
         num_blocks: int,
         dtype: str = "bf16",
     ) -> None:
-        """Raises InputError for an unknown dtype, a size below 1, or more bytes than the machine grants."""
-        if dtype not in DTYPES:
-            raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+        """Raises InputError for an unknown dtype, a size below 1, int4 of an odd head_dim, or more bytes than the
+        machine grants.
+        """
+        self.dtype = dtype_named(dtype)
         shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
         if min(shape) < 1:
             raise InputError(
                 f"every size of a KV cache must be at least 1: layers, blocks, heads, block, dim = {shape}"
             )
+        form = FORMATS[self.dtype]
+        if head_dim * form.bits % 8:
+            raise InputError(f"{self.dtype} packs two channels into a byte, which {head_dim} channels do not fill")
         self.num_layers = num_layers
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.block_size = block_size
-        self.dtype = dtype
+        kind, steps = _TYPES.get(self.dtype, np.uint8), block_size if form.limit else 0
+        self._width = head_dim * form.bits // (8 * np.dtype(kind).itemsize)
         try:
-            self.k: NDArray[np.uint16] = np.zeros((*shape[:3], head_dim, block_size), dtype=np.uint16)
-            self.v: NDArray[np.uint16] = np.zeros(shape, dtype=np.uint16)
+            self.k: NDArray[Any] = np.zeros((*shape[:3], self._width, block_size), kind)
+            self.v: NDArray[Any] = np.zeros((*shape[:4], self._width), kind)
+            self.k_steps, self.v_steps = np.zeros((2, *shape[:3], steps), np.uint16)
         except MemoryError as error:
             raise InputError(
                 f"this machine has no memory for a KV cache of {num_blocks * block_size} tokens "
@@ -55,12 +65,14 @@ class PagedKVCache:
         self.pool = BlockPool(num_blocks)
 
     @staticmethod
-    def num_blocks_for(budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
-        """Blocks that fit in `budget_bytes`: 2 (K, V) x layers x KV heads x head dim x bytes per value x tokens each.
+    def num_blocks_for(
+        budget_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: str = "bf16"
+    ) -> int:
+        """Blocks that fit in `budget_bytes`: 2 (K, V) x layers x KV heads x bits of a head x tokens each.
 
-        Raises InputError if not even one fits.
+        Raises InputError if not even one fits, and for an unknown dtype.
         """
-        block_bytes = 2 * num_layers * num_kv_heads * head_dim * _BYTES_PER_VALUE * block_size
+        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, dtype_named(dtype)) * block_size
         if budget_bytes < block_bytes:
             raise InputError(
                 f"a KV cache budget of {budget_bytes} bytes holds no block; "
@@ -70,49 +82,69 @@ class PagedKVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one token takes in all layers, K and V together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES_PER_VALUE
+        """Bytes one token takes in all layers, K and V and their steps together."""
+        return _token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
 
     def new_table(self) -> BlockTable:
         """An empty sequence in this cache."""
         return BlockTable(self.pool, self.block_size)
 
-    def read(self, table: BlockTable, start: int, stop: int) -> NDArray[np.uint16]:
+    def read(self, table: BlockTable, start: int, stop: int) -> KV:
         """Copy the tokens `start .. stop - 1` out.
 
-        Returns uint16 [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous. Raises IndexError outside the
-        tokens the table holds.
+        Returns KV of `dtype`, [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous. Raises IndexError
+        outside the tokens the table holds.
         """
         table.require_range(start, stop)
-        shape = (self.num_layers, 2, stop - start, self.num_kv_heads, self.head_dim)
-        values = np.empty(shape, dtype=np.uint16)
+        shape = (self.num_layers, 2, stop - start, self.num_kv_heads)
+        values, steps = np.empty((*shape, self._width), self.k.dtype), np.empty(shape, np.uint16)
         for block, inside, outside in _spans(table, start, stop):
             values[:, 0, outside] = self.k[:, block, :, :, inside].transpose(0, 3, 1, 2)
             values[:, 1, outside] = self.v[:, block, :, inside].swapaxes(1, 2)
-        return values
+            if self._has_steps:
+                steps[:, 0, outside] = self.k_steps[:, block, :, inside].swapaxes(1, 2)
+                steps[:, 1, outside] = self.v_steps[:, block, :, inside].swapaxes(1, 2)
+        return QuantisedKV(values, steps) if self._has_steps else values
 
-    def write(self, table: BlockTable, start: int, values: NDArray[np.uint16]) -> None:
-        """The inverse of `read`: put uint16 [layers, 2, tokens, kv_heads, head_dim] at the tokens from `start` on.
+    def write(self, table: BlockTable, start: int, kv: KV) -> None:
+        """The inverse of `read`: put KV [layers, 2, tokens, kv_heads, head_dim] at the tokens from `start` on.
 
         The table must already hold those tokens (`append`), in blocks that no other sequence holds: IndexError,
         IntegrityError otherwise, and ValueError for another shape or dtype; nothing has then been written.
         """
-        self._require_shape(values)
-        stop = start + values.shape[2]
-        table.require_range(start, stop)
-        spans = list(_spans(table, start, stop))
+        self._require_shape(kv, self.num_layers)
+        table.require_range(start, start + values_of(kv).shape[2])
+        self._put(slice(None), table, start, kv)
+
+    def write_layer(self, layer: int, table: BlockTable, start: int, kv: KV) -> None:
+        """As `write`, KV of one layer, [1, 2, tokens, kv_heads, head_dim]; the table may have room for the tokens
+        (`prepare_write`) and not hold them yet."""
+        self._require_shape(kv, 1)
+        stop = start + values_of(kv).shape[2]
+        if not 0 <= start <= stop <= table.capacity:
+            raise IndexError(f"tokens {start} .. {stop} of a sequence that has room for {table.capacity}")
+        self._put(slice(layer, layer + 1), table, start, kv)
+
+    def _put(self, layers: slice, table: BlockTable, start: int, kv: KV) -> None:
+        values, *steps = arrays_of(kv)
+        spans = list(_spans(table, start, start + values.shape[2]))
         for block, _, _ in spans:
             if self.pool.ref_count(block) > 1:
                 raise IntegrityError(f"a write to block {block} would change {self.pool.ref_count(block)} sequences")
+            if self.pool.is_registered(block):
+                raise IntegrityError(f"a write to block {block} would change what the prefix index knows of it")
         for block, inside, outside in spans:
-            self.k[:, block, :, :, inside] = values[:, 0, outside].transpose(0, 2, 3, 1)
-            self.v[:, block, :, inside] = values[:, 1, outside].swapaxes(1, 2)
+            self.k[layers, block, :, :, inside] = values[:, 0, outside].transpose(0, 2, 3, 1)
+            self.v[layers, block, :, inside] = values[:, 1, outside].swapaxes(1, 2)
+            for part in steps:
+                self.k_steps[layers, block, :, inside] = part[:, 0, outside].swapaxes(1, 2)
+                self.v_steps[layers, block, :, inside] = part[:, 1, outside].swapaxes(1, 2)
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, (source, destination) each, in order."""
         for source, destination in pairs:
-            self.k[:, destination] = self.k[:, source]
-            self.v[:, destination] = self.v[:, source]
+            for array in (self.k, self.v, self.k_steps, self.v_steps):
+                array[:, destination] = array[:, source]
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Prove that pool and tables are sound and that `tables` are all there is: no block is leaked or over-counted.
@@ -131,14 +163,26 @@ class PagedKVCache:
                     f"block {block} is held by {count} table(s) but counts {self.pool.ref_count(block)}"
                 )
 
-    def _require_shape(self, values: NDArray[np.uint16]) -> None:
-        expected = (self.num_layers, 2, -1, self.num_kv_heads, self.head_dim)
-        if (
-            values.dtype != np.uint16
-            or values.ndim != 5
-            or values.shape != (*expected[:2], values.shape[2], *expected[3:])
-        ):
-            raise ValueError(f"KV values are {values.dtype} {values.shape}, expected uint16 {expected}")
+    @property
+    def _has_steps(self) -> bool:
+        return self.k_steps.size > 0
+
+    def _require_shape(self, kv: KV, layers: int) -> None:
+        given, tokens = arrays_of(kv), values_of(kv).shape[2:3]
+        shape = (layers, 2, *(tokens or (-1,)), self.num_kv_heads, self._width)
+        expected = [(str(self.k.dtype), shape), ("uint16", shape[:4])][: 1 + self._has_steps]
+        found = [(str(array.dtype), array.shape) for array in given]
+        if found != expected:
+            raise ValueError(f"KV is {_told(found)}, expected {_told(expected)}")
+
+
+def _told(arrays: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return " with ".join(f"{dtype} {shape}" for dtype, shape in arrays)
+
+
+def _token_bytes(layers: int, heads: int, dim: int, dtype: DType) -> int:
+    form = FORMATS[dtype]
+    return 2 * layers * heads * (dim * form.bits + (STEP_BITS if form.limit else 0)) // 8
 
 
 def _spans(table: BlockTable, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:

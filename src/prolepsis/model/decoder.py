@@ -60,8 +60,10 @@ class Decoder:
     def pool_view(self, cache: PagedKVCache) -> KVPool:
         """The flat view of `cache` that the kernels take."""
         return KVPool(
-            cache.k.reshape(-1),
-            cache.v.reshape(-1),
+            cache.k.reshape(-1).view(np.uint16),
+            cache.v.reshape(-1).view(np.uint16),
+            cache.k_steps.reshape(-1),
+            cache.v_steps.reshape(-1),
             cache.k.shape[1],
             cache.num_kv_heads,
             cache.head_dim,

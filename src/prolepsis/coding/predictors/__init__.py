@@ -67,7 +67,7 @@ class Chain(NamedTuple):
 class Past(Protocol):
     """The K and V of one sequence, from position 0 on, in the blocks that attention reads.
 
-    known: how many of its tokens are there already. pool: the blocks of every layer, as bf16 or fp16.
+    known: how many of its tokens are there already. pool: the blocks of every layer, as attention reads them.
     """
 
     known: int
@@ -82,6 +82,13 @@ class Past(Protocol):
 
         Raises:
             InputError: there is no room for so many.
+        """
+        ...
+
+    def put(self, layer: int, start: int, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
+        """Put one layer of tokens that become known, at the positions from `start` on.
+
+        scalars: uint16 [2, tokens, kv_heads, head_dim]. steps: those of an integer cache, [2, tokens, kv_heads].
         """
         ...
 

@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import DType, QuantisedKV, quantise, to_float, to_scalars
-from prolepsis.coding.past import as_attended
 from prolepsis.coding.predictors import Past, Prediction, Segment
 from prolepsis.coding.threads import thread_count
 from prolepsis.coding.twin_network import Target
 from prolepsis.coding.twin_run import Workspace
 from prolepsis.errors import InputError
-from prolepsis.kernels.kv_blocks import put_rows
 from prolepsis.kernels.twin_pass import Network
 
 
@@ -105,10 +103,8 @@ class _TwinSegment:
 
     def _put(self, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
         segment, past = self._segment, self._past
-        stop = segment.start + segment.count
-        if past.known < stop:
-            bits = as_attended(scalars, steps, self._predictor.dtype)
-            put_rows(past.pool, past.blocks(stop), self._layer, segment.start, bits)
+        if past.known < segment.start + segment.count:
+            past.put(self._layer, segment.start, scalars, steps)
 
 
 def stored(values: NDArray[np.float32], dtype: DType) -> tuple[NDArray[np.uint16], NDArray[np.uint16] | None]:

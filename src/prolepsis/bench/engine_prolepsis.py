@@ -1,0 +1,28 @@
+"""This engine, to be measured; see `measure.Engine` for the methods."""
+
+from collections.abc import Sequence
+
+from prolepsis.bench.engines import Setup
+from prolepsis.engine.llm import LLM
+from prolepsis.engine.sampling_params import SamplingParams
+
+
+class Prolepsis:
+    """This engine with its own defaults."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._llm = LLM(setup.model, threads=setup.threads, max_context=setup.context)
+        self._sequence = self._llm.runner.new_sequence()
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._sequence.release()
+        self._sequence = self._llm.runner.new_sequence(tokens)
+        self._llm.runner.prefill(self._sequence)
+
+    def decode(self, token: int) -> None:
+        self._sequence.tokens.append(token)
+        self._llm.runner.step([self._sequence])
+
+    def serve(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        self._sequence.release()
+        self._llm.generate(list(prompts), SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True))

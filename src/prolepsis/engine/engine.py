@@ -1,0 +1,158 @@
+"""Continuous batching: many requests, one pass at a time."""
+
+import time
+from collections.abc import Sequence as Many
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.engine.completion import Delta
+from prolepsis.engine.runner import CHUNK, Runner
+from prolepsis.engine.scheduler import Part, Scheduler
+from prolepsis.engine.statistics import EngineStatistics
+from prolepsis.engine.swap import SwapSpace
+from prolepsis.engine.task import Task
+from prolepsis.errors import InputError
+from prolepsis.kv.prefix_index import PrefixIndex
+
+
+class Output(NamedTuple):
+    """News of a request. `delta` is None where it failed; its completion then says why."""
+
+    task: Task
+    delta: Delta | None
+
+
+class Engine:
+    """Runs requests together over one paged cache, and tells what each pass brought.
+
+        engine.add(request)
+        while engine.has_work:
+            for output in engine.step():
+                ...
+
+    A request's tokens depend on nothing else that runs (`docs/determinism.md`). Not for use by two threads at once.
+    """
+
+    def __init__(
+        self, runner: Runner, prefix: PrefixIndex | None, swap: SwapSpace | None, max_running: int, budget: int = CHUNK
+    ) -> None:
+        """See `Scheduler`. Raises InputError for limits that leave prompts no place in a pass."""
+        require_places(max_running, budget, runner.cache.block_size)
+        self.runner = runner
+        self.prefix = prefix
+        """The blocks that later prompts can share; None where that is switched off."""
+        self.swap = swap
+        self._scheduler = Scheduler(runner.cache, prefix, swap, max_running, budget)
+        self._max_running = max_running
+        self._finished = self._cancelled = self._failed = 0
+        self._passes = self._computed = self._slots = self._wasted = 0
+        self._busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request runs or waits."""
+        return self._scheduler.has_work
+
+    def add(self, task: Task) -> None:
+        """Queue a request. Raises InputError, and queues nothing, if the cache could not hold it even alone."""
+        cache = self.runner.cache
+        blocks = task.width * -(-task.most_tokens // cache.block_size)
+        if blocks > cache.pool.num_blocks:
+            raise InputError(
+                f"the request may grow to {task.width} sequence(s) of {task.most_tokens} tokens, {blocks} blocks, but the "
+                f"KV cache has {cache.pool.num_blocks}: lower max_tokens or beam_width, or raise kv_memory"
+            )
+        if task.width > self._max_running:
+            raise InputError(f"beam_width {task.width} exceeds max_running, {self._max_running} sequences at once")
+        self._scheduler.add(task)
+
+    def cancel(self, task: Task) -> None:
+        """Stop a request at once, wherever it stands; its completion keeps what it has. One that has ended is left."""
+        if task.state in ("queued", "running"):
+            self._scheduler.end(task)
+            self._cancelled += 1
+
+    def step(self) -> list[Output]:
+        """Run one pass. Returns a piece of output for each sequence that generates, and the failures."""
+        start = time.perf_counter()
+        parts = self._scheduler.schedule()
+        outputs = [Output(task, None) for task in self._scheduler.failed]
+        self._failed += len(outputs)
+        self._scheduler.failed.clear()
+        if parts:
+            logits = self.runner.run([(part.sequence, part.count, "last" if part.wanted else "none") for part in parts])
+            self._scheduler.computed(parts)
+            self._count(parts, start)
+            outputs += self._advance(parts, logits)
+        self._busy_s += time.perf_counter() - start
+        return outputs
+
+    def statistics(self) -> EngineStatistics:
+        """The engine now, and what it has done."""
+        scheduler, swap, prefix = self._scheduler, self.swap, self.prefix
+        return EngineStatistics(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            finished=self._finished,
+            cancelled=self._cancelled,
+            failed=self._failed,
+            passes=self._passes,
+            computed_tokens=self._computed,
+            busy_s=self._busy_s,
+            preemptions=scheduler.preemptions,
+            recomputed_tokens=scheduler.recomputed_tokens,
+            refused_swaps=scheduler.refused_swaps,
+            swapped_bytes=0 if swap is None else swap.statistics.raw_bytes,
+            coded_bytes=0 if swap is None else swap.statistics.coded_bytes,
+            prefix_asked=0 if prefix is None else prefix.tokens_asked,
+            prefix_found=0 if prefix is None else prefix.tokens_found,
+            waste=self._wasted / max(self._slots, 1),
+        )
+
+    def _count(self, parts: Many[Part], start: float) -> None:
+        cache = self.runner.cache
+        self._passes += 1
+        self._computed += sum(part.count for part in parts)
+        tables = [sequence.table for task in self._scheduler.running for sequence in task.sequences]
+        self._slots += cache.pool.num_used * cache.block_size
+        self._wasted += sum(table.capacity - table.length for table in tables)
+        for part in parts:
+            if part.task.statistics.started is None:
+                part.task.statistics.started = start
+
+    def _advance(self, parts: Many[Part], logits: NDArray[np.float32]) -> list[Output]:
+        outputs = []
+        first = 0
+        for task, rows in groupby((part for part in parts if part.wanted), key=lambda part: part.task):
+            count = len(list(rows))
+            for each in [task, *self._scheduler.lead(task)]:
+                outputs += self._tell(each, logits[first : first + count])
+            first += count
+        return outputs
+
+    def _tell(self, task: Task, logits: NDArray[np.float32]) -> list[Output]:
+        """Let a request take its step; its failure is its own."""
+        try:
+            delta = task.advance(logits)
+        except Exception as error:
+            task.fail(error)
+            self._scheduler.end(task)
+            self._failed += 1
+            return [Output(task, None)]
+        task.statistics.token_times.append(time.perf_counter())
+        if task.finished:
+            self._scheduler.end(task)
+            self._finished += 1
+        return [] if delta is None else [Output(task, delta)]
+
+
+def require_places(max_running: int, budget: int, block_size: int) -> None:
+    """Raise InputError unless `max_running` sequences leave a block of a prompt room in a pass of `budget` tokens."""
+    if not 1 <= max_running <= budget - block_size:
+        raise InputError(
+            f"max_running must be in 1 .. {budget - block_size}, so that a pass of {budget} tokens has room for a block "
+            f"of a prompt, not {max_running}"
+        )

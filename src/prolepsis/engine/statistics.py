@@ -1,0 +1,66 @@
+"""What is counted of requests and of the engine as a whole."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass
+class RequestStatistics:
+    """How one request fared. Times are seconds of `time.perf_counter`; None until they are known."""
+
+    arrived: float = 0.0
+    started: float | None = None
+    """When its first token was run."""
+    token_times: list[float] = field(default_factory=list)
+    """When each token of the output was there."""
+    cached_tokens: int = 0
+    """Tokens of the prompt whose K and V were in the cache already when it started."""
+    preemptions: int = 0
+    """How often it had to leave the pool."""
+    recomputed_tokens: int = 0
+    """Tokens run again because their K and V could not be kept."""
+
+    @property
+    def queue_s(self) -> float | None:
+        """From its arrival until its first token was run."""
+        return None if self.started is None else self.started - self.arrived
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from its arrival on."""
+        return self.token_times[0] - self.arrived if self.token_times else None
+
+    @property
+    def inter_token_s(self) -> list[float]:
+        """The times between consecutive tokens."""
+        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+class EngineStatistics(NamedTuple):
+    """The engine now, and what it has done since it was made."""
+
+    running: int
+    waiting: int
+    """Requests that are not running, those that were preempted included."""
+    finished: int
+    cancelled: int
+    failed: int
+    passes: int
+    computed_tokens: int
+    """Rows run, of prompts and outputs alike."""
+    busy_s: float
+    """Seconds spent in `Engine.step`."""
+    preemptions: int
+    recomputed_tokens: int
+    refused_swaps: int
+    """Preempted sequences for which no tier had room, or whose coded form was found damaged: they were computed again."""
+    swapped_bytes: int
+    """Bytes of K and V that left the pool so far ..."""
+    coded_bytes: int
+    """... and what they took, coded."""
+    prefix_asked: int
+    """Tokens looked for in the prefix cache ..."""
+    prefix_found: int
+    """... and found there."""
+    waste: float
+    """Share of the slots in used blocks that held no token, over all passes: the paged pool's internal waste."""

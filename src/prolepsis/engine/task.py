@@ -1,0 +1,94 @@
+"""What the scheduler runs: one sequence, or several in lockstep, on behalf of one request."""
+
+import time
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.engine.completion import Delta
+from prolepsis.engine.sequence import Sequence
+from prolepsis.engine.statistics import RequestStatistics
+from prolepsis.engine.swap import Swapped
+
+State = Literal["new", "queued", "running", "ended"]
+
+
+class Left(NamedTuple):
+    """A sequence out of the pool: how many of its tokens were cached, and their K and V; None if those are lost."""
+
+    length: int
+    swapped: Swapped | None
+
+
+class Task(ABC):
+    """Sequences that take every step together, and where they stand with the scheduler.
+
+    A subclass says what is made of the logits.
+    """
+
+    width = 1
+    """The most sequences it comes to have."""
+
+    def __init__(self, sequence: Sequence, most_tokens: int, priority: int, cache_salt: str) -> None:
+        """
+        most_tokens: the most tokens that one of its sequences may come to hold.
+        priority: lower comes first (`scheduler.Scheduler`).
+        cache_salt: only requests with the same one share K and V.
+        """
+        self.sequences = [sequence]
+        self.most_tokens = most_tokens
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.statistics = RequestStatistics(arrived=time.perf_counter())
+        self.state: State = "new"
+        self.order = (0, 0)
+        """Its place among all: whoever is lower comes first, and is preempted last."""
+        self.left: list[Left] = []
+        """Its sequences, while it is out of the pool."""
+        self.leader: Self | None = None
+        """A request of the same prompt, whose K and V this one shares if it gets there first."""
+        self.followers: list[Task] = []
+        """Requests that wait for this one to have read the prompt."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether it needs no further step."""
+
+    @abstractmethod
+    def advance(self, logits: NDArray[np.float32]) -> Delta | None:
+        """Take the logits after the last token of each sequence, float32 [sequences, vocab]; returns news to tell."""
+
+    @abstractmethod
+    def follow(self, leader: "Task") -> None:
+        """Share the prompt that `leader` has in the cache, whole."""
+
+    @abstractmethod
+    def found(self, tokens: int) -> None:
+        """So many more tokens of its prompt were in the cache already."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+
+    @property
+    def steps(self) -> bool:
+        """Whether each sequence has just its last token to run, so that all can take a step."""
+        return all(sequence.num_pending == 1 for sequence in self.sequences)
+
+    @property
+    def reads_its_prompt(self) -> bool:
+        """Whether it waits or runs, and has no token of its own yet."""
+        return self.state in ("queued", "running") and not self.statistics.token_times
+
+    @property
+    def blocks_missing(self) -> int:
+        """Blocks that its tokens need beyond those it has."""
+        return sum(sequence.table.blocks_to_write(sequence.num_pending) for sequence in self.sequences)
+
+    def release(self) -> None:
+        """Give all blocks back."""
+        for sequence in self.sequences:
+            sequence.table.release()

@@ -1,0 +1,79 @@
+"""KV as a cache stores it, whatever its dtype."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.errors import InputError
+
+DType = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
+_SHORT = {"fp8": "fp8_e4m3"}
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """A dtype's values, `bits` each.
+
+    Floats have sign, exponent and `mantissa_bits`; `exponent_bias` is float32's exponent code minus their own. Integers
+    lie on a uniform grid, where quantisers use -limit to limit; `limit` is 0 for floats.
+    """
+
+    bits: int
+    mantissa_bits: int = 0
+    exponent_bias: int = 0
+    limit: int = 0
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude a scalar has."""
+        return (1 << (self.bits - 1)) - 1
+
+
+FORMATS: dict[DType, CacheFormat] = {
+    "bf16": CacheFormat(16, 7, 0),
+    "fp16": CacheFormat(16, 10, 112),
+    "fp8_e4m3": CacheFormat(8, 3, 120),
+    "fp8_e5m2": CacheFormat(8, 2, 112),
+    "int8": CacheFormat(8, limit=127),
+    "int4": CacheFormat(4, limit=7),
+}
+STEP_BITS = 16  # of the step of a token's head, where the dtype has steps
+
+
+class QuantisedKV(NamedTuple):
+    """Integers and their steps: value = integer * step.
+
+    values: int8 [layers, 2 (K, V), tokens, kv_heads, head_dim]; or uint8 [..., head_dim / 2], two int4 a byte in two's
+    complement, the even channel in the low nibble. steps: uint16 (fp16 bits) or float16 [layers, 2, tokens, kv_heads].
+    """
+
+    values: NDArray[np.int8] | NDArray[np.uint8]
+    steps: NDArray[Any]
+
+
+KV = NDArray[np.uint16] | NDArray[np.uint8] | QuantisedKV
+"""KV as it is stored: bit patterns [layers, 2 (K, V), tokens, kv_heads, head_dim], uint16, or uint8 for fp8; or
+QuantisedKV with uint16 steps."""
+
+
+def values_of(kv: KV) -> NDArray[Any]:
+    """The values of `kv`, without steps."""
+    return arrays_of(kv)[0]
+
+
+def arrays_of(kv: KV) -> tuple[NDArray[Any], ...]:
+    """The values, and the steps where there are any."""
+    return kv if isinstance(kv, QuantisedKV) else (kv,)
+
+
+def dtype_named(name: str) -> DType:
+    """The dtype that a user calls `name`. Raises InputError for one that there is not."""
+    dtype = _SHORT.get(name, name)
+    if dtype not in get_args(DType):
+        raise InputError(
+            f"KV cache dtype {name!r} is not supported; choose one of {', '.join(get_args(DType))} "
+            f"({', '.join(f'{short} is {whole}' for short, whole in _SHORT.items())})"
+        )
+    return cast(DType, dtype)

@@ -7,12 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prolepsis.engine.async_engine import AsyncEngine as AsyncEngine
+    from prolepsis.engine.beam_search import BeamParams as BeamParams
     from prolepsis.engine.llm import LLM as LLM
     from prolepsis.engine.sampling_params import SamplingParams as SamplingParams
 
-_EXPORTS = {"LLM": "prolepsis.engine.llm", "SamplingParams": "prolepsis.engine.sampling_params"}
+_EXPORTS = {
+    "AsyncEngine": "prolepsis.engine.async_engine",
+    "BeamParams": "prolepsis.engine.beam_search",
+    "LLM": "prolepsis.engine.llm",
+    "SamplingParams": "prolepsis.engine.sampling_params",
+}
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "AsyncEngine", "BeamParams", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

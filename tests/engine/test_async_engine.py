@@ -132,7 +132,7 @@ def test_who_stops_reading_frees_the_sequence_at_once(leave: Any, engine: AsyncE
 
 
 @pytest.mark.parametrize("read", [0, 1, 8])
-def test_nothing_is_held_of_a_request_that_has_ended(read: int, engine: AsyncEngine) -> None:
+def test_requests_that_have_ended_are_forgotten(read: int, engine: AsyncEngine) -> None:
     async def work() -> None:
         stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True))
         for _ in range(read):

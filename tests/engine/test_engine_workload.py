@@ -14,14 +14,14 @@ from prolepsis.engine.request import Request
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.kv.prefix_index import PrefixIndex
 
-SYSTEM = [[7 * i % 1000 for i in range(length)] for length in (0, 40, 150)]
+SYSTEM = [[7 * i % 1000 for i in range(length)] for length in (0, 20, 75)]
 KINDS = [
     SamplingParams(temperature=0, ignore_eos=True),
     SamplingParams(temperature=1.3, seed=5, ignore_eos=True),
     SamplingParams(temperature=0.9, seed=2, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.5),
     SamplingParams(temperature=2.0, seed=8, n=3, ignore_eos=True),
 ]
-LONGEST = 288
+LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,15 @@ class Asked:
 
     @property
     def prompt(self) -> list[int]:
-        return SYSTEM[self.system] + [(31 * self.tail + 3 * i) % 1000 for i in range(self.tail % 70 + 1)]
+        return SYSTEM[self.system] + [(31 * self.tail + 3 * i) % 1000 for i in range(self.tail % 40 + 1)]
 
 
 @dataclass(frozen=True)
 class Machine:
     """How the engine is set up."""
 
-    blocks: int
+    spare: int
+    """Blocks beyond those of one longest sequence."""
     block_size: int
     budget: int
     max_running: int
@@ -58,7 +59,7 @@ requests = st.builds(
     Asked,
     st.integers(0, len(SYSTEM) - 1),
     st.integers(0, 200),
-    st.builds(lambda kind, count: replace(kind, max_tokens=count), st.sampled_from(KINDS), st.integers(1, 60)),
+    st.builds(lambda kind, count: replace(kind, max_tokens=count), st.sampled_from(KINDS), st.integers(1, 80)),
     st.integers(0, 30),
     st.none() | st.none() | st.integers(0, 40),
     st.integers(-1, 1),
@@ -66,7 +67,7 @@ requests = st.builds(
 )
 machines = st.builds(
     Machine,
-    st.integers(10, 40),
+    st.integers(0, 12),
     st.sampled_from([16, 32]),
     st.sampled_from([48, 64, 100, 256]),
     st.integers(1, 16),
@@ -94,7 +95,7 @@ def _load(tiny: Path, block_size: int, threads: int) -> LLM:
 
 
 def machine(llm: LLM, setup: Machine) -> Engine:
-    """An engine over an empty cache, of which all blocks but `setup.blocks` are taken away."""
+    """An engine over an empty cache."""
     assert llm.engine.prefix is not None
     prefix = PrefixIndex(llm.kv_cache.pool, setup.block_size) if setup.prefix else None
     swap = None if setup.swap is None else SwapSpace(llm.kv_cache, llm.rope, *setup.swap)
@@ -110,8 +111,7 @@ def test_each_request_gets_the_tokens_it_gets_alone(
     llm = models[setup.block_size, setup.threads]
     pool = llm.kv_cache.pool
     assert pool.num_used == 0
-    # A pool of one longest sequence, or somewhat more.
-    room = max(setup.blocks, -(-LONGEST // setup.block_size))
+    room = -(-LONGEST // setup.block_size) + setup.spare
     taken = [pool.allocate() for _ in range(pool.num_blocks - room)]
     try:
         engine = machine(llm, setup)
@@ -179,7 +179,9 @@ def _hashable(params: SamplingParams) -> tuple[tuple[str, object], ...]:
 
 
 @cache
-def _alone(llm: LLM, prompt: tuple[int, ...], fields: tuple[tuple[str, object], ...]) -> list[tuple[list[int], str, str]]:
+def _alone(
+    llm: LLM, prompt: tuple[int, ...], fields: tuple[tuple[str, object], ...]
+) -> list[tuple[list[int], str, str]]:
     params = SamplingParams(**dict(fields))  # type: ignore[arg-type]
     outcomes = []
     for index in range(params.n):

@@ -99,6 +99,14 @@ class PagedSequences(RuleBasedStateMachine):
         if not self.write(one, prompt[length:]):
             self.let_go(one)
 
+    @rule(data=st.data(), new=TOKENS)
+    def match_on(self, data: st.DataObject, new: list[int]) -> None:
+        """A sequence that others have overtaken in the meantime."""
+        one = self.pick(data)
+        count = self.index.match(one.table, one.tokens + new, one.salt)
+        assert count < max(len(new), 1)
+        one.tokens += new[:count]
+
     @rule(data=st.data(), tail=st.booleans())
     def register(self, data: st.DataObject, tail: bool) -> None:
         one = self.pick(data)

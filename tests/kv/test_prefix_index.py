@@ -70,6 +70,30 @@ def test_one_token_is_left_to_be_run(place):
     assert place.found([]) == (0, [])
 
 
+def test_a_table_that_ends_with_a_known_block_is_continued(place):
+    tokens = list(range(20))
+    table = place.table(8)
+    place.index.register(table, tokens)
+    assert place.index.match(table, tokens) == 0
+    blocks = place.known(tokens[:14], tail=True)
+    assert blocks[:2] == table.blocks.tolist()
+    assert place.index.match(table, tokens) == 6
+    assert (table.blocks.tolist(), table.length, table.num_known) == (blocks, 14, 3)
+    assert (place.index.tokens_asked, place.index.tokens_found) == (0, 6)
+    table.release()
+
+
+def test_a_table_that_ends_elsewhere_is_left_alone(place):
+    tokens = list(range(20))
+    place.known(tokens)
+    unknown, partly, reserved = place.table(4), place.table(6), place.table(4)
+    reserved.reserve(1)
+    place.index.register(reserved, tokens)
+    for table in (unknown, partly, reserved):
+        assert place.index.match(table, tokens) == 0
+        table.release()
+
+
 def test_the_best_partly_matching_block_follows_the_full_ones(place):
     shorter = place.known([0, 1, 2, 3, 4, 70, 71, 72])
     longer = place.known([0, 1, 2, 3, 4, 5, 80, 81])
@@ -146,6 +170,19 @@ def test_a_tail_that_is_part_of_a_known_block_is_not_registered_twice(place):
     assert place.index.match(table, [0, 1, 2, 3, 4, 5, 90]) == 6
     place.index.register(table, [0, 1, 2, 3, 4, 5], tail=True)
     assert (table.blocks.tolist(), len(place.index)) == (blocks, 2)
+    table.release()
+
+
+def test_a_tail_that_another_table_may_fill_is_not_registered(place):
+    table = place.table(6)
+    fork = table.fork()
+    fork.truncate(5)
+    place.index.register(fork, list(range(5)), tail=True)
+    assert len(place.index) == 1
+    fork.release()
+    table.append(2)
+    place.index.register(table, list(range(8)))
+    assert place.found(list(range(9)))[0] == 8
     table.release()
 
 

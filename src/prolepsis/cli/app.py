@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import bench, calibrate, demo, generating, kv, kv_bench, models
+from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models
 
 app = typer.Typer(
     name="prolepsis",
@@ -16,8 +16,8 @@ app = typer.Typer(
 kv_app = typer.Typer(help="Save, restore, look into, verify and measure losslessly coded KV caches.")
 
 app.command("demo")(demo.demo)
-app.command("generate")(generating.generate)
-app.command("chat")(generating.chat)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("pull")(models.pull)
 app.command("bench")(bench.bench)
 app.command("ppl")(models.ppl)

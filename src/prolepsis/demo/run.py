@@ -16,9 +16,9 @@ import numpy as np
 from prolepsis.coding import peers
 from prolepsis.demo.calibrated import PREDICTOR, DemoProfile, profile_for
 from prolepsis.demo.restore import CONTINUATION, continue_greedily
+from prolepsis.engine.completion import Delta
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.completion import Delta
 from prolepsis.engine.runner import Progress
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import SaveReport, save_session

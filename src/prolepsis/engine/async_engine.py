@@ -43,6 +43,8 @@ class AsyncEngine:
         ProlepsisError after `close`. Nothing is queued before the first token is waited for.
         """
         params = params or SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise InputError("only SamplingParams can be streamed; use LLM.generate for a beam search")
         if params.samples != 1:
             raise InputError(f"n and best_of must be 1, not {params.n} and {params.best_of}: use generate_samples")
         return self.generate_samples(prompt, params, priority=priority, cache_salt=cache_salt)[0]
@@ -54,6 +56,7 @@ class AsyncEngine:
         self._worker.require_open()
         tokens = self._llm.encode(prompt)
         requests = self._llm.new_requests(tokens, params, priority=priority, cache_salt=cache_salt)
+        self._llm.engine.require_fits(requests[0])
         return [Stream(self, request) for request in requests]
 
     async def close(self) -> None:
@@ -193,7 +196,6 @@ class _Worker:
                 return False
             act, reader = order
             act(reader)
-            del order, act, reader  # a thread that waits holds nothing of requests that have ended
 
     def _add(self, reader: _Reader) -> None:
         try:

@@ -33,6 +33,8 @@ class Completion:
     """The seed that repeats this completion."""
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities, where they were asked for or needed (`best_of`, beams)."""
+    score: float | None = None
+    """Of a beam search: what its hypotheses are ranked by."""
     error: Exception | None = field(default=None, compare=False)
     """Why the request ended before its time."""
     statistics: RequestStatistics = field(default_factory=RequestStatistics, compare=False)

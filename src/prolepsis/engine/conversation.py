@@ -3,8 +3,8 @@
 from collections.abc import Generator
 from collections.abc import Sequence as Many
 
-from prolepsis.engine.llm import LLM
 from prolepsis.engine.completion import Delta
+from prolepsis.engine.llm import LLM
 from prolepsis.engine.runner import Progress
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.coding.threads import limited_to
 from prolepsis.engine.completion import Delta
 from prolepsis.engine.runner import CHUNK, Runner
 from prolepsis.engine.scheduler import Part, Scheduler
@@ -57,17 +58,21 @@ class Engine:
         return self._scheduler.has_work
 
     def add(self, task: Task) -> None:
-        """Queue a request. Raises InputError, and queues nothing, if the cache could not hold it even alone."""
+        """Queue a request. Raises InputError, and queues nothing, as `require_fits` does."""
+        self.require_fits(task)
+        self._scheduler.add(task)
+
+    def require_fits(self, task: Task) -> None:
+        """Raise InputError if the engine could not hold a request even alone."""
         cache = self.runner.cache
         blocks = task.width * -(-task.most_tokens // cache.block_size)
         if blocks > cache.pool.num_blocks:
             raise InputError(
-                f"the request may grow to {task.width} sequence(s) of {task.most_tokens} tokens, {blocks} blocks, but the "
-                f"KV cache has {cache.pool.num_blocks}: lower max_tokens or beam_width, or raise kv_memory"
+                f"the request may grow to {task.width} sequence(s) of {task.most_tokens} tokens, {blocks} blocks, but "
+                f"the KV cache has {cache.pool.num_blocks}: lower max_tokens or beam_width, or raise kv_memory"
             )
         if task.width > self._max_running:
             raise InputError(f"beam_width {task.width} exceeds max_running, {self._max_running} sequences at once")
-        self._scheduler.add(task)
 
     def cancel(self, task: Task) -> None:
         """Stop a request at once, wherever it stands; its completion keeps what it has. One that has ended is left."""
@@ -78,12 +83,14 @@ class Engine:
     def step(self) -> list[Output]:
         """Run one pass. Returns a piece of output for each sequence that generates, and the failures."""
         start = time.perf_counter()
-        parts = self._scheduler.schedule()
+        with limited_to(self.runner.decoder.threads):
+            parts = self._scheduler.schedule()
         outputs = [Output(task, None) for task in self._scheduler.failed]
         self._failed += len(outputs)
         self._scheduler.failed.clear()
         if parts:
-            logits = self.runner.run([(part.sequence, part.count, "last" if part.wanted else "none") for part in parts])
+            rows = [(part.sequence, part.tokens, "last" if part.wanted else "none") for part in parts]
+            logits = self.runner.run(rows)
             self._scheduler.computed(parts)
             self._count(parts, start)
             outputs += self._advance(parts, logits)
@@ -115,7 +122,7 @@ class Engine:
     def _count(self, parts: Many[Part], start: float) -> None:
         cache = self.runner.cache
         self._passes += 1
-        self._computed += sum(part.count for part in parts)
+        self._computed += sum(part.tokens for part in parts)
         tables = [sequence.table for task in self._scheduler.running for sequence in task.sequences]
         self._slots += cache.pool.num_used * cache.block_size
         self._wasted += sum(table.capacity - table.length for table in tables)
@@ -153,6 +160,6 @@ def require_places(max_running: int, budget: int, block_size: int) -> None:
     """Raise InputError unless `max_running` sequences leave a block of a prompt room in a pass of `budget` tokens."""
     if not 1 <= max_running <= budget - block_size:
         raise InputError(
-            f"max_running must be in 1 .. {budget - block_size}, so that a pass of {budget} tokens has room for a block "
-            f"of a prompt, not {max_running}"
+            f"max_running must be in 1 .. {budget - block_size}, so that a pass of {budget} tokens has room for a "
+            f"block of a prompt, not {max_running}"
         )

@@ -12,6 +12,8 @@ from typing import cast
 import numpy as np
 
 from prolepsis.coding import RopeSpec
+from prolepsis.engine.beam_request import BeamRequest
+from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.memory import new_cache, require_memory
@@ -22,6 +24,7 @@ from prolepsis.engine.runner import CHUNK, Progress, Runner
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.swap import SwapSpace
+from prolepsis.engine.task import Task
 from prolepsis.errors import InputError
 from prolepsis.kernels import compiled_before
 from prolepsis.kernels.team import MAX_THREADS
@@ -39,6 +42,7 @@ PREEMPTIONS = ("swap", "recompute")
 _LONGEST = 1 << 17  # tokens of context unless more are asked for: the tables of positions grow with it
 
 Prompt = str | Many[int]
+Params = SamplingParams | BeamParams
 
 
 class LLM:
@@ -175,7 +179,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Many[Prompt],
-        params: SamplingParams | Many[SamplingParams] | None = None,
+        params: Params | Many[Params] | None = None,
         *,
         priority: int = 0,
         cache_salt: str = "",
@@ -183,35 +187,37 @@ class LLM:
     ) -> list[Completion]:
         """Complete one prompt or several (texts, or lists of token ids), as many together as the cache has room for.
 
-        params: for all prompts, or one for each. progress: called with (prompts done, prompts) as they end; True draws
-        a bar on standard error. Returns `params.n` completions for each prompt, in order. A request that fails on its
-        way leaves the others alone: its completion has `error` set. Raises InputError, before anything is run, for a
-        prompt or parameters that cannot be used.
+        params: for all prompts, or one for each; `BeamParams` search instead of sampling. progress: called with
+        (prompts done, prompts) as they end; True draws a bar on standard error. Returns `params.n` completions for each
+        prompt, in order. A request that fails on its way leaves the others alone: its completion has `error` set.
+        Raises InputError, before anything is run, for a prompt or parameters that cannot be used.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         encoded = [self.encode(prompt) for prompt in cast(Many[Prompt], [prompts] if single else prompts)]
+        wanted = _one_for_each(params, len(encoded))
         groups = [
-            self.new_requests(tokens, each, priority=priority, cache_salt=cache_salt)
-            for tokens, each in zip(encoded, _one_for_each(params, len(encoded)), strict=True)
+            self._new_tasks(tokens, each, priority, cache_salt) for tokens, each in zip(encoded, wanted, strict=True)
         ]
         if progress is True:
             with bar("generating") as on_progress:
                 self._run_all(groups, on_progress)
         else:
             self._run_all(groups, progress or _ignore)
-        return [completion for group in groups for completion in _best(group)]
+        return [completion for group, each in zip(groups, wanted, strict=True) for completion in _best(group, each)]
 
-    def _run_all(self, groups: list[list[Request]], on_progress: Progress) -> None:
-        left = {id(request): index for index, group in enumerate(groups) for request in group}
+    def _run_all(self, groups: Many[Many[Task]], on_progress: Progress) -> None:
+        left = {request: index for index, group in enumerate(groups) for request in group}
         open_ = [len(group) for group in groups]
         requests = [request for group in groups for request in group]
+        for request in requests:
+            self.engine.require_fits(request)
         try:
             for request in requests:
                 self.engine.add(request)
             while left:
                 for task, delta in self.engine.step():
-                    if (delta is None or delta.finish_reason is not None) and id(task) in left:
-                        index = left.pop(id(task))
+                    if (delta is None or delta.finish_reason is not None) and task in left:
+                        index = left.pop(task)
                         open_[index] -= 1
                         if open_[index] == 0:
                             on_progress(open_.count(0), len(groups))
@@ -244,10 +250,8 @@ class LLM:
         """
         sequence = prompt if isinstance(prompt, Sequence) else self.runner.new_sequence(prompt)
         self.check_prompt(sequence.tokens)
-        tokenizer = self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
-        return Request(
-            sequence, params, tokenizer, self.config.vocab_size, self.max_context, priority, cache_salt
-        )  # fmt: skip
+        rest = (self._tokenizer_if_any(), self.config.vocab_size, self.max_context, priority, cache_salt)
+        return Request(sequence, params, *rest)
 
     def new_requests(
         self, prompt: Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
@@ -262,6 +266,22 @@ class LLM:
             follower.leader = requests[0]
         return requests
 
+    def new_search(
+        self, prompt: Many[int], params: BeamParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> BeamRequest:
+        """A request that searches. Raises InputError as `new_request` does."""
+        self.check_prompt(prompt)
+        rest = (self._tokenizer_if_any(), self.config.vocab_size, self.max_context, priority, cache_salt)
+        return BeamRequest(self.runner.new_sequence(prompt), params, *rest)
+
+    def _new_tasks(self, prompt: Many[int], params: Params, priority: int, cache_salt: str) -> Many[Task]:
+        if isinstance(params, BeamParams):
+            return [self.new_search(prompt, params, priority=priority, cache_salt=cache_salt)]
+        return self.new_requests(prompt, params, priority=priority, cache_salt=cache_salt)
+
+    def _tokenizer_if_any(self) -> Tokenizer | None:
+        return self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
+
     @property
     def needs_compiling(self) -> bool:
         """Whether the first pass will have to compile the kernels for this CPU (once per machine and version)."""
@@ -272,19 +292,18 @@ def _ignore(done: int, total: int) -> None:
     pass
 
 
-def _one_for_each(params: SamplingParams | Many[SamplingParams] | None, prompts: int) -> Many[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
+def _one_for_each(params: Params | Many[Params] | None, prompts: int) -> Many[Params]:
+    if params is None or isinstance(params, Params):
         return [params or SamplingParams()] * prompts
     if len(params) != prompts:
         raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one for all, or one for each")
     return params
 
 
-def _best(group: list[Request]) -> list[Completion]:
+def _best(group: Many[Task], params: Params) -> list[Completion]:
     """The completions of a prompt that are asked for, best first where more were made."""
-    completions = [request.completion for request in group]
-    params = group[0].params
-    if params.samples == params.n:
+    completions = [completion for task in group for completion in task.completions]
+    if len(completions) <= params.n:
         return completions
 
     def worth(completion: Completion) -> float:

@@ -86,7 +86,9 @@ def _free_in_group() -> int:
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
-        cache = [line.split()[1] for line in (_CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file ")]
+        cache = [
+            line.split()[1] for line in (_CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file ")
+        ]
         return max(limit - used + sum(map(int, cache)), 0)
     except (OSError, ValueError):
         return 1 << 62

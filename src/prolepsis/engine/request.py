@@ -50,6 +50,11 @@ class Request(Task):
         """Whether its end is known."""
         return self.completion.finish_reason is not None
 
+    @property
+    def completions(self) -> list[Completion]:
+        """The one."""
+        return [self.completion]
+
     def accept(self, logits: NDArray[np.float32]) -> Delta:
         """Sample the next token from logits float32 [vocab], append it to the sequence and say what it added.
 
@@ -78,11 +83,6 @@ class Request(Task):
     def advance(self, logits: NDArray[np.float32]) -> Delta:
         """See `Task`."""
         return self.accept(logits[0])
-
-    def follow(self, leader: Task) -> None:
-        """See `Task`. Tokens share all blocks, the partly filled last one too; whoever writes first copies that."""
-        self.sequence.table = leader.sequences[0].table.fork()
-        self.found(self.sequence.num_cached)
 
     def found(self, tokens: int) -> None:
         """See `Task`."""

@@ -20,11 +20,11 @@ _by_order = attrgetter("order")
 
 
 class Part(NamedTuple):
-    """`count` pending tokens of one of a task's sequences that are to be run; `wanted`: the logits after the last."""
+    """`tokens` pending tokens of one of a task's sequences that are to be run; `wanted`: the logits after the last."""
 
     task: Task
     sequence: Sequence
-    count: int
+    tokens: int
     wanted: bool
 
 
@@ -82,13 +82,13 @@ class Scheduler:
 
     def schedule(self) -> list[Part]:
         """What to run next: room for it is made, and shared tails are copied. Empty where nothing can run."""
-        self._parts = {}
         for task in [task for task in self.running if task.steps]:
             if task.state == "running" and self._make_room(task, task.sequences, 1):
                 self._parts[task] = [Part(task, sequence, 1, True) for sequence in task.sequences]
         self._admit()
         self._share(self._budget - sum(map(len, self._parts.values())))
-        return [part for parts in self._parts.values() for part in parts]
+        parts, self._parts = self._parts, {}
+        return [part for each in parts.values() for part in each]
 
     def computed(self, parts: Many[Part]) -> None:
         """What `parts` wrote is in the cache: others may share it from now on."""
@@ -203,7 +203,7 @@ class Scheduler:
         for task in tasks:
             found = self._find(task)
             task.found(found if task.reads_its_prompt else 0)
-        waiting = [(task, sequence) for task in tasks for sequence in task.sequences]
+        waiting = self._without_doubles([(task, sequence) for task in tasks for sequence in task.sequences])
         # Of several sequences, the last tokens are run together, in one pass.
         wanted = [sequence.num_pending - (len(task.sequences) > 1) for task, sequence in waiting]
         counts = share_budget(wanted, budget)
@@ -215,6 +215,22 @@ class Scheduler:
             if count > 0 and self._make_room(task, [sequence], count):
                 part = Part(task, sequence, count, count == sequence.num_pending)
                 self._parts.setdefault(task, []).append(part)
+
+    def _without_doubles(self, waiting: list[tuple[Task, Sequence]]) -> list[tuple[Task, Sequence]]:
+        """Leave out who would compute the block that another one before it is about to: it will find it."""
+        if self._prefix is None:
+            return waiting
+        size, seen, kept = self._cache.block_size, set(), []
+        for task, sequence in waiting:
+            table, at = sequence.table, sequence.num_cached
+            if at == table.num_known * size and sequence.num_pending > size:
+                last = int(table.blocks[table.num_known - 1]) if at else task.cache_salt
+                block = (last, *sequence.tokens[at : at + size])
+                if block in seen:
+                    continue
+                seen.add(block)
+            kept.append((task, sequence))
+        return kept
 
     def _to_block_end(self, sequence: Sequence, count: int) -> int:
         """`count`, less what would begin a block without filling it; all of it where that leaves nothing."""
@@ -261,8 +277,7 @@ class Scheduler:
         task.fail(
             CapacityError(
                 f"the request needs {needed} more block(s) but only {free} of {self._pool.num_blocks} are free; "
-                "sequences that the engine does not run hold the others: release one, or give the cache a larger memory "
-                "budget"
+                "sequences that the engine does not run hold the others: release one, or give the cache more memory"
             )
         )
         self.end(task)

@@ -35,6 +35,18 @@ class RequestStatistics:
         """The times between consecutive tokens."""
         return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
 
+    def summary(self) -> dict[str, float | int | None]:
+        """What there is to report, by name; `inter_token_s` is the mean."""
+        between = self.inter_token_s
+        return {
+            "queue_s": self.queue_s,
+            "ttft_s": self.ttft_s,
+            "inter_token_s": sum(between) / len(between) if between else None,
+            "cached_tokens": self.cached_tokens,
+            "preemptions": self.preemptions,
+            "recomputed_tokens": self.recomputed_tokens,
+        }
+
 
 class EngineStatistics(NamedTuple):
     """The engine now, and what it has done since it was made."""
@@ -53,7 +65,7 @@ class EngineStatistics(NamedTuple):
     preemptions: int
     recomputed_tokens: int
     refused_swaps: int
-    """Preempted sequences for which no tier had room, or whose coded form was found damaged: they were computed again."""
+    """Preempted sequences that no tier had room for, or whose coded form was damaged: they were computed again."""
     swapped_bytes: int
     """Bytes of K and V that left the pool so far ..."""
     coded_bytes: int

@@ -7,11 +7,13 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.engine.completion import Delta
+from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.statistics import RequestStatistics
 from prolepsis.engine.swap import Swapped
+from prolepsis.errors import InputError
 
+MAX_PRIORITY = 1 << 20
 State = Literal["new", "queued", "running", "ended"]
 
 
@@ -36,7 +38,13 @@ class Task(ABC):
         most_tokens: the most tokens that one of its sequences may come to hold.
         priority: lower comes first (`scheduler.Scheduler`).
         cache_salt: only requests with the same one share K and V.
+
+        Raises InputError for a priority that is no whole number, or a salt that is no text.
         """
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+            raise InputError(f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r}")
+        if not isinstance(cache_salt, str):
+            raise InputError(f"cache_salt must be a text, not {cache_salt!r}")
         self.sequences = [sequence]
         self.most_tokens = most_tokens
         self.priority = priority
@@ -61,9 +69,18 @@ class Task(ABC):
     def advance(self, logits: NDArray[np.float32]) -> Delta | None:
         """Take the logits after the last token of each sequence, float32 [sequences, vocab]; returns news to tell."""
 
+    @property
     @abstractmethod
+    def completions(self) -> list[Completion]:
+        """The outcome, as far as it is known."""
+
     def follow(self, leader: "Task") -> None:
-        """Share the prompt that `leader` has in the cache, whole."""
+        """Share the prompt that `leader`, which is the same, has in the cache, whole.
+
+        The partly filled last block is shared too; whoever writes into it first copies it.
+        """
+        self.sequences[0].table = leader.sequences[0].table.fork()
+        self.found(self.sequences[0].num_cached)
 
     @abstractmethod
     def found(self, tokens: int) -> None:

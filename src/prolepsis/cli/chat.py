@@ -1,10 +1,9 @@
-"""`generate` and `chat`: text from a model."""
+"""`chat`: a conversation that can be saved and resumed."""
 
 import io
 import signal
 import sys
 from contextlib import closing, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,105 +12,38 @@ import typer
 from prolepsis.cli.console import (
     ContextOption,
     DtypeOption,
-    JsonOption,
     MemoryOption,
     ModelArgument,
-    ModelOption,
     ThreadsOption,
     bar,
     err,
     load,
     note,
-    print_json,
-    read_text,
     show,
 )
 from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kind, profile_to_save_with
+from prolepsis.cli.sampling_options import (
+    MaxTokens,
+    MinP,
+    Repetition,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.llm import LLM
-from prolepsis.engine.completion import Completion
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import InputError
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import require_writable
 
-Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this total probability.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens at least this fraction as probable as the best one.")]
-Repetition = Annotated[float, typer.Option(help="Above 1 discourages tokens of the prompt and the answer.")]
-Presence = Annotated[float, typer.Option(help="Subtracted from the logit of each token already in the answer.")]
-Frequency = Annotated[float, typer.Option(help="Subtracted once for each time a token is in the answer.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")]
-StopToken = Annotated[list[int] | None, typer.Option(help="Token id that ends the answer; may be repeated.")]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Seed = Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")]
-Logprobs = Annotated[int | None, typer.Option(help="Report this many most probable tokens at each position (--json).")]
 Session = Annotated[
     Path | None,
     typer.Option(help="Resume from this file if it is there; save to it, KV cache and all, on exit."),
 ]
-
-
-def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue. Default: standard input.")] = None,
-    model: ModelOption = DEFAULT_MODEL,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
-    chat_: Annotated[
-        bool, typer.Option("--chat", help="Put the prompt as a question through the chat template.")
-    ] = False,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: Repetition = 1.0,
-    presence_penalty: Presence = 0.0,
-    frequency_penalty: Frequency = 0.0,
-    stop: Stop = None,
-    stop_token_id: StopToken = None,
-    max_tokens: MaxTokens = 256,
-    seed: Seed = None,
-    logprobs: Logprobs = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after the model's end-of-text token.")] = False,
-    max_context: ContextOption = None,
-    kv_memory: MemoryOption = None,
-    kv_dtype: DtypeOption = "bf16",
-    threads: ThreadsOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Continue a prompt, streaming to standard output. Without one, standard input is read."""
-    if logprobs is not None and not json_:
-        raise InputError("--logprobs is reported with --json only")
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        stop=stop or (),
-        stop_token_ids=stop_token_id or (),
-        max_tokens=max_tokens,
-        seed=seed,
-        logprobs=logprobs,
-        ignore_eos=ignore_eos,
-    )
-    text = _prompt(prompt, prompt_file)
-    llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
-    tokens = llm.encode_chat([{"role": "user", "content": text}]) if chat_ else llm.encode(text)
-    sequence = llm.runner.new_sequence(tokens)
-    request = llm.new_request(sequence, params)
-    with bar("reading the prompt") as on_progress:
-        for delta in llm.run(request, on_progress):
-            if not json_:
-                show(delta.text)
-    if json_:
-        print_json({"model": llm.name, **_as_json(request.completion, llm)})
-    else:
-        print()
 
 
 def chat(
@@ -238,30 +170,3 @@ def _answer(conversation: Conversation, question: str, params: SamplingParams) -
             raise
         note(" (stopped)")
     print(flush=True)
-
-
-def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt is not None and prompt_file is not None:
-        raise InputError("give the prompt as an argument or with --prompt-file, not both")
-    if prompt is not None:
-        return prompt
-    if prompt_file is None and sys.stdin.isatty():
-        raise InputError("no prompt; give it as an argument, with --prompt-file, or on standard input")
-    if prompt_file is not None:
-        return read_text(prompt_file, "--prompt-file")
-    # A command that pipes a prompt ends it with a newline that is not part of it.
-    return read_text(Path("-"), "standard input").removesuffix("\n")
-
-
-def _as_json(completion: Completion, llm: LLM) -> dict[str, object]:
-    record = asdict(completion)
-    record["logprobs"] = [
-        {
-            "token": token.token,
-            "text": llm.tokenizer.decode([token.token], skip_special=False),
-            "logprob": token.logprob,
-            "top": [{"token": t, "logprob": value} for t, value in token.top_logprobs],
-        }
-        for token in completion.logprobs
-    ]
-    return record

@@ -127,6 +127,22 @@ def test_saving_loading_inspecting_verifying(tiny: Path, text: Path, saved: Path
     assert re.fullmatch(r"restored \d+ of \d+ tokens in [\d.]+ s\n", shown.err)
 
 
+@pytest.mark.parametrize(("asked", "dtype", "head_bytes"), [("fp8", "fp8_e4m3", 64), ("int4", "int4", 34)])
+def test_sessions_of_narrow_caches(
+    tiny: Path, text: Path, tmp_path: Path, asked: str, dtype: str, head_bytes: int
+) -> None:
+    path, options = tmp_path / "s.pkv", ["--model", tiny, "--kv-dtype", asked]
+    report = json_of(call("kv", "save", text, "-o", path, *options, "--json"))
+    assert report["raw_bytes"] == report["tokens"] * 2 * 2 * head_bytes
+    assert json_of(call("kv", "inspect", path, "--json"))["dtype"] == dtype
+    assert json_of(call("kv", "verify", path, "--against", tiny, "--json"))["equal_to_recomputed"] is True
+    loaded = json_of(call("kv", "load", path, *options, "--max-tokens", "8", "--json"))
+    assert loaded["restored_tokens"] == loaded["cached_tokens"] == report["tokens"]
+    assert call("kv", "load", path, "--model", tiny, "--max-tokens", "8").code == 2
+    scored = [json_of(call("ppl", text, "--model", tiny, "--kv-dtype", d, "--json"))["nats"] for d in (asked, "bf16")]
+    assert 0 < abs(scored[0] - scored[1]) < 0.1
+
+
 def test_verifying_against_a_model_needs_room_for_one_session_only(tiny: Path, saved: Path) -> None:
     outcome = call("kv", "verify", saved, "--against", tiny, "--max-context", "1200", "--json")
     assert json_of(outcome)["equal_to_recomputed"] is True

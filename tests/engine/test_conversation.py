@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prolepsis import LLM, SamplingParams
-from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.completion import Delta
+from prolepsis.engine.conversation import Conversation
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError
 

@@ -179,7 +179,7 @@ def test_a_pool_far_too_small_gives_the_same_tokens(room: Room, swap: tuple[int,
         assert now.refused_swaps == (0 if swap is None else now.preemptions)
     else:
         assert (now.recomputed_tokens, now.refused_swaps) == (0, 0)
-        assert 0 < now.coded_bytes
+        assert now.coded_bytes > 0
     # The first in order never leaves.
     assert got[0].statistics.preemptions == 0
 

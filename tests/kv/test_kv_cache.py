@@ -80,7 +80,8 @@ def test_reads_return_what_was_written_at_any_offset(data):
 def test_the_layout_is_what_the_kernels_expect():
     cache = make_cache()
     table = cache.new_table()
-    slots = table.append(6)
+    table.append(6)
+    slots = table.slots(0, 6)
     values = random_values(6)
     cache.write(table, 0, values)
     assert cache.k[1].shape == (16, HEADS, DIM, 4)

@@ -68,7 +68,7 @@ class PagedSequences(RuleBasedStateMachine):
             assert not fits
             return False
         assert fits
-        assert one.table.append(len(new)).shape == (len(new),)
+        one.table.append(len(new))
         values = np.array(values_of(one.tokens + new, one.salt)[len(one.tokens) :], dtype=np.uint16)
         planes = np.broadcast_to(values[None, None, :, None, None], (1, 2, len(new), 2, 1))
         self.cache.write(one.table, len(one.tokens), planes)

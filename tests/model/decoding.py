@@ -166,7 +166,7 @@ class Session:
     def run(self, parts, logits="all"):
         """Forward [(sequence, tokens, start)] in one call."""
         batch = [Rows(np.asarray(ids, np.int64), start, self.tables[s], logits) for s, ids, start in parts]
-        return self.decoder.forward(self.pool, batch)
+        return self.decoder.forward(self.pool, batch).copy()
 
     def in_chunks(self, tokens, sizes, sequence=0):
         """Logits after each token, run in chunks of the given sizes, the last repeated."""

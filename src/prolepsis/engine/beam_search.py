@@ -1,7 +1,7 @@
 """Beam search: the likeliest continuations of a prompt, several kept in step.
 
 As `generate(num_beams=...)` of Hugging Face transformers 5: the candidates of a step are ranked together; those among
-the best `beam_width` that end are hypotheses, and the best `beam_width` that do not end go on. A hypothesis has the score
+the best `beam_width` that end are hypotheses, and the best `beam_width` that do not end go on. A hypothesis scores
 
     sum of its tokens' log-probabilities / (number of its tokens, the one that ends it included) ** length_penalty
 

@@ -239,7 +239,7 @@ class LLM:
             yield delta
             if delta.finish_reason is not None:
                 return
-            logits = self.runner.step([request.sequence])[0]
+            logits = self.runner.run([(request.sequence, 1, "last")])[0]
 
     def new_request(
         self, prompt: Sequence | Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""

@@ -46,23 +46,23 @@ class Runner:
             if progress is not None:
                 progress(total - left, total)
             if last:
-                return logits[0]
+                return logits[0].copy()
 
     def all_logits(self, sequence: Sequence) -> NDArray[np.float32]:
         """Run the next chunk of pending tokens; returns the logits after each of them, float32 [n, vocab]."""
         start = sequence.num_cached
         count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK)
-        return self.run([(sequence, count, "all")])
+        return self.run([(sequence, count, "all")]).copy()
 
     def step(self, sequences: Many[Sequence]) -> NDArray[np.float32]:
         """Run the one pending token of each sequence; returns the logits after each, float32 [n, vocab]."""
-        return self.run([(sequence, 1, "last") for sequence in sequences])
+        return self.run([(sequence, 1, "last") for sequence in sequences]).copy()
 
     def run(self, parts: Many[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
         """Run `count` pending tokens of each sequence, at most `CHUNK` in all; returns the logits asked for.
 
-        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order. Raises
-        CapacityError; nothing is cached then.
+        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order: a view that is
+        valid until the next run. Raises CapacityError; nothing is cached then.
         """
         before = [sequence.num_cached for sequence, _, _ in parts]
         try:

@@ -21,7 +21,7 @@ class BlockTable:
 
         copies = table.prepare_write(n)   # copy-on-write, and room for n tokens
         cache.copy_blocks(copies)
-        slots = table.append(n)           # now fill these
+        table.append(n)                   # now fill `table.slots(table.length - n, table.length)`
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
@@ -91,8 +91,8 @@ class BlockTable:
         self.reserve(n_tokens)
         return [(source, int(self._entries[self._length // self.block_size]))]
 
-    def append(self, n_tokens: int) -> NDArray[np.int64]:
-        """Count `n_tokens` more tokens as held and return their slots, int64 [n_tokens] (block * block_size + offset).
+    def append(self, n_tokens: int) -> None:
+        """Count `n_tokens` more tokens as held.
 
         Reserves what is missing (CapacityError: nothing changed). Raises IntegrityError if the first slot lies in a
         block that other sequences hold or the index knows: `prepare_write` must have been called.
@@ -104,10 +104,9 @@ class BlockTable:
             )
         self.reserve(n_tokens)
         self._length += n_tokens
-        return self.slots(self._length - n_tokens, self._length)
 
     def slots(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Slots of the tokens `start .. stop - 1`, int64. Raises IndexError outside `0 .. length`."""
+        """Slots of the tokens `start .. stop - 1`, int64 (block * block_size + offset). Raises IndexError outside `0 .. length`."""
         self.require_range(start, stop)
         positions = np.arange(start, stop, dtype=np.int64)
         return self._entries[positions // self.block_size] * np.int64(self.block_size) + positions % self.block_size

@@ -80,7 +80,7 @@ class Decoder:
     def forward(self, pool: KVPool, batch: Sequence[Rows]) -> NDArray[np.float32]:
         """Run the rows of several sequences, write their K and V, return the logits asked for, in order.
 
-        Returns float32 [wanted rows, vocabulary].
+        Returns float32 [wanted rows, vocabulary], a view that is valid until the next call.
         """
         total = sum(len(rows.tokens) for rows in batch)
         if total > self.max_rows:
@@ -95,7 +95,7 @@ class Decoder:
             self._team.end()
         padded = -(-self.config.vocab_size // LANES) * LANES
         logits = self._scratch.logits[: wanted * padded].reshape(wanted, padded)
-        return logits[:, : self.config.vocab_size].copy()
+        return logits[:, : self.config.vocab_size]
 
     def _bound_batch(self, pool: KVPool) -> Batch:
         """The arrays that describe a pass over `pool`, known to the helpers together with it."""

@@ -125,13 +125,13 @@ def test_priorities_overtake_but_starve_nobody(room: Room) -> None:
 def test_prompts_share_what_they_begin_with_even_while_it_is_computed(room: Room) -> None:
     engine = room.engine()
     common = prompt(7, 500)
-    many = [room.add(engine, common + [i]) for i in range(6)]
+    many = [room.add(engine, [*common, i]) for i in range(6)]
     finish(engine)
-    alone = [room.generate([common + [i]], GREEDY)[0] for i in range(6)]
+    alone = [room.generate([[*common, i]], GREEDY)[0] for i in range(6)]
     assert [request.completion for request in many] == alone
     computed = engine.statistics().computed_tokens - 6 * 7
     assert 501 <= computed < 800  # of 3,006: the first reads it, two read ahead at most
-    again = room.add(engine, common + [3])
+    again = room.add(engine, [*common, 3])
     finish(engine)
     assert again.completion == alone[3]
     assert again.completion.cached_tokens == 500
@@ -141,12 +141,12 @@ def test_a_partly_filled_block_is_shared_and_copied_when_it_is_written(room: Roo
     engine = room.engine()
     first = room.add(engine, prompt(1, 50))
     finish(engine)
-    second = room.add(engine, prompt(1, 45) + [1, 2, 3])
+    second = room.add(engine, [*prompt(1, 45), 1, 2, 3])
     third = room.add(engine, prompt(1, 50))
     finish(engine)
     assert (second.completion.cached_tokens, third.completion.cached_tokens) == (45, 49)
     assert third.completion == first.completion
-    (alone,) = room.generate([prompt(1, 45) + [1, 2, 3]], GREEDY)
+    (alone,) = room.generate([[*prompt(1, 45), 1, 2, 3]], GREEDY)
     assert second.completion == alone
 
 

@@ -50,9 +50,11 @@ class Worker:
         self._stack.__exit__(kind, error, at)
 
     def _start(self, place: str) -> "subprocess.Popen[str]":
-        # A directory that holds our package, and nothing of what happens to be installed beside it.
-        os.symlink(Path(prolepsis.__file__).parent, Path(place) / "prolepsis")
-        path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = dict(os.environ)
+        if self._python != sys.executable:
+            # A directory that holds our package, and nothing of what happens to be installed beside it.
+            os.symlink(Path(prolepsis.__file__).parent, Path(place) / "prolepsis")
+            environment["PYTHONPATH"] = place
         try:
             return subprocess.Popen(
                 [self._python, "-m", "prolepsis.bench.worker"],
@@ -60,7 +62,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._trouble,
                 text=True,
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment,
             )
         except OSError as error:
             raise ProlepsisError(

@@ -25,8 +25,8 @@ ContextOption = Annotated[int | None, typer.Option(help="Longest sequence, in to
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        help="Memory for the KV cache, e.g. 512MiB or 2GiB. Default: for one longest sequence, within a quarter of "
-        "what is free."
+        help="Memory for the KV cache, e.g. 512MiB or 2GiB, taken as it is first used. Default: a quarter of what is "
+        "free, or what 64 longest sequences take if that is less."
     ),
 ]
 DtypeOption = Annotated[

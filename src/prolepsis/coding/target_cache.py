@@ -1,4 +1,4 @@
-"""The KV that a model makes where its cache has a dtype that the engine's has not."""
+"""The KV that a model makes with a cache of any dtype, without such a cache."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from prolepsis.coding.twin_run import Workspace
 def compute_kv(target: Target, ids: NDArray[np.uint32], dtype: DType) -> KV:
     """K and V of the tokens `ids` from position 0 on, attention reading them as a cache of this dtype holds them.
 
-    It is the target's own arithmetic: for bf16 and fp16, what the engine computes with such a cache.
+    It is the target's own arithmetic: what the engine computes with such a cache.
 
     Raises:
         InputError: more tokens than the model has angles for.

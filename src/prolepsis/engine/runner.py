@@ -61,8 +61,8 @@ class Runner:
     def run(self, parts: Many[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
         """Run `count` pending tokens of each sequence, at most `CHUNK` in all; returns the logits asked for.
 
-        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order: a view that is
-        valid until the next run. Raises CapacityError; nothing is cached then.
+        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order: a view that
+        is valid until the next run. Raises CapacityError; nothing is cached then.
         """
         before = [sequence.num_cached for sequence, _, _ in parts]
         try:

@@ -15,7 +15,7 @@ def warm_up(llm: LLM) -> None:
     params = SamplingParams(
         top_k=2, top_p=0.9, min_p=0.1, repetition_penalty=1.1, logprobs=1, max_tokens=2, ignore_eos=True
     )
-    values_per_token = llm.kv_cache.bytes_per_token // 2
+    values_per_token = 2 * llm.config.num_layers * llm.config.num_kv_heads * llm.config.head_dim
     sequence = llm.runner.new_sequence([0] * min(_VALUES // values_per_token + 1, llm.max_context - 1))
     try:
         for _ in llm.run(llm.new_request(sequence, params)):

@@ -106,7 +106,10 @@ class BlockTable:
         self._length += n_tokens
 
     def slots(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Slots of the tokens `start .. stop - 1`, int64 (block * block_size + offset). Raises IndexError outside `0 .. length`."""
+        """Slots of the tokens `start .. stop - 1`, int64 (block * block_size + offset).
+
+        Raises IndexError outside `0 .. length`.
+        """
         self.require_range(start, stop)
         positions = np.arange(start, stop, dtype=np.int64)
         return self._entries[positions // self.block_size] * np.int64(self.block_size) + positions % self.block_size

@@ -164,7 +164,7 @@ def main() -> None:
     """Run the traffic and tell of each slice."""
     arguments = flags().parse_args()
     context = longest(arguments.prompt_tokens, arguments.new_tokens) + 1
-    memory = None if arguments.kv_memory is None else arguments.kv_memory * 1_000_000
+    memory = None if arguments.kv_memory is None else int(arguments.kv_memory * 1e6)
     llm = LLM(
         arguments.model,
         max_context=context,
@@ -207,7 +207,7 @@ def flags() -> Any:
     found.add_argument("--cancel", type=float, default=0.1, metavar="SHARE", help="of requests that are cancelled")
     found.add_argument("--prompt-tokens", type=int, default=256, help="mean")
     found.add_argument("--new-tokens", type=int, default=128, help="mean")
-    found.add_argument("--kv-memory", type=int, metavar="MB", help="small values lead to preemptions")
+    found.add_argument("--kv-memory", type=float, metavar="MB", help="small values lead to preemptions")
     found.add_argument("--kv-dtype", default="bf16")
     found.add_argument("--block-size", type=int, default=32)
     found.add_argument("--virtual-clock", action="store_true", help="simulate the time, as fast as it goes")

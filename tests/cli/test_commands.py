@@ -77,6 +77,21 @@ def test_generate(tiny: Path) -> None:
     assert all(len(entry["top"]) == 2 for entry in record["logprobs"])
 
 
+def test_several_completions_and_beams(tiny: Path) -> None:
+    arguments = ["generate", "The licence", "--model", tiny, "--max-tokens", "9", "--ignore-eos"]
+    sampled = ["--n", "2", "--best-of", "3", "--temperature", "0.9", "--seed", "4"]
+    for flags, scored in ((sampled, False), (["--beam-width", "3", "--n", "2", "--early-stopping", "never"], True)):
+        shown = call(*arguments, *flags)
+        first, second = json_of(call(*arguments, *flags, "--json"))["completions"]
+        assert shown.out == f"--- 1 of 2 ---\n{first['text']}\n--- 2 of 2 ---\n{second['text']}\n"
+        assert len(first["token_ids"]) == 9
+        assert first["cumulative_logprob"] >= second["cumulative_logprob"]
+        assert (first["score"] is not None) == scored
+        assert first["statistics"]["ttft_s"] > 0
+    best = call(*arguments, "--beam-width", "3", "--early-stopping", "never")
+    assert best.out == first["text"] + "\n"
+
+
 def test_a_prompt_comes_from_an_argument_a_file_or_standard_input(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Grüße, 안녕 \U0001f600", "utf-8")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from prolepsis.bench.engines import Setup
 
 _KV_GIB = 2
-_WHOLE_PROMPTS = 1 << 14  # tokens in a step, at least
 
 
 class VLLM:
@@ -28,7 +27,6 @@ class VLLM:
             setup.model,
             skip_tokenizer_init=True,
             max_model_len=setup.context,
-            max_num_batched_tokens=max(_WHOLE_PROMPTS, setup.context),
             enable_prefix_caching=False,
         )
         self._engine = self._llm.llm_engine

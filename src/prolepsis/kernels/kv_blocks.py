@@ -8,7 +8,13 @@ from prolepsis.kernels.paged_attention import bytes_of, is_narrow
 from prolepsis.kernels.rows import store_head
 
 
-@njit(inline="always")
+@njit(cache=True)
+def _store_narrow(dtype, x, at, width, out, out_at, steps, step_at):
+    """`store_narrow_head`, compiled once for K and V."""
+    store_narrow_head(dtype, x, at, width, out, out_at, steps, step_at)
+
+
+@njit(cache=True)
 def put_head(pool, head, inside, key, value, value_at, column):
     """Store one token of one head: slot `inside` of block and head number `head`, counted through all layers.
 
@@ -17,10 +23,10 @@ def put_head(pool, head, inside, key, value, value_at, column):
     dim, size = pool.head_dim, pool.block_size
     at, step = head * dim * size, head * size + inside
     if is_narrow(pool.dtype):
-        store_narrow_head(pool.dtype, key, 0, dim, column, 0, pool.k_steps, step)
+        _store_narrow(pool.dtype, key, 0, dim, column, 0, pool.k_steps, step)
         scatter_bytes(column, bytes_of(pool.dtype, dim), pool.k, bytes_of(pool.dtype, at) + inside, size)
         place = bytes_of(pool.dtype, at + inside * dim)
-        store_narrow_head(pool.dtype, value, value_at, dim, pool.v, place, pool.v_steps, step)
+        _store_narrow(pool.dtype, value, value_at, dim, pool.v, place, pool.v_steps, step)
         return
     store_head(pool.dtype, key, 0, dim, column, 0)
     for d in range(dim):

@@ -120,7 +120,7 @@ def _pairs(b, pairs, steps):
     return [_multiples(b, x, b.fmul(steps, splat(FLOATS, 2.0**-n))) for x, n in ((even, 28), (odd, 4))]
 
 
-@njit(inline="always")
+@njit(cache=True)
 def attended(dtype):
     """The dtype of 16 bits as which attention reads a narrow one: what is nothing but the upper half of an fp16 as fp16,
     the others as bf16."""

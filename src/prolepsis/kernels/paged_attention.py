@@ -68,16 +68,34 @@ def add_tiles(tiles: Tiles, tile: int, sequence: int, row: int, position: int, c
     return tile
 
 
-@njit(inline="always")
+@njit(cache=True)
 def is_narrow(dtype):
     """Whether a dtype's values have fewer than 16 bits."""
     return dtype > DTYPE_FP16
 
 
-@njit(inline="always")
+@njit(cache=True)
 def bytes_of(dtype, channels):
     """Bytes of so many values of a narrow dtype."""
     return channels // 2 if dtype == _INT4 else channels
+
+
+@njit(cache=True)
+def _widen_keys(pool, first, second, wide):
+    """K of 32 tokens as `_score` names them. Called and not inlined, as `_widen_values`: compiling it takes a while."""
+    size, head = pool.block_size, pool.head_dim * pool.block_size
+    widen_keys(
+        pool.dtype, pool.k, bytes_of(pool.dtype, first[0] * head) + first[1],
+        bytes_of(pool.dtype, second[0] * head) + second[1], size, pool.head_dim, pool.k_steps,
+        first[0] * size + first[1], second[0] * size + second[1], wide,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _widen_values(pool, block, count, wide):
+    """V of the first tokens of a block, numbered with the head."""
+    at = bytes_of(pool.dtype, block * pool.head_dim * pool.block_size)
+    widen_values(pool.dtype, pool.v, at, count, pool.head_dim, pool.v_steps, block * pool.block_size, wide)
 
 
 @njit(inline="always")
@@ -87,11 +105,7 @@ def _score(pool, first, second, q, queries, scores, column, wide):
     dtype, keys, stride = pool.dtype, pool.k, size
     at, then = first[0] * dim * size + first[1], second[0] * dim * size + second[1]
     if is_narrow(pool.dtype):
-        widen_keys(
-            pool.dtype, pool.k, bytes_of(pool.dtype, first[0] * dim * size) + first[1],
-            bytes_of(pool.dtype, second[0] * dim * size) + second[1], size, dim, pool.k_steps,
-            first[0] * size + first[1], second[0] * size + second[1], wide,
-        )  # fmt: skip
+        _widen_keys(pool, first, second, wide)
         dtype, keys, stride, at, then = attended(pool.dtype), wide, UNIT, 0, UNIT // 2
     score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, PART)
 
@@ -125,9 +139,7 @@ def _attend_part(
         at, count = block * dim * size, min(size, stop - token)
         dtype, values = pool.dtype, pool.v
         if is_narrow(pool.dtype):
-            widen_values(
-                pool.dtype, pool.v, bytes_of(pool.dtype, at), count, dim, pool.v_steps, block * size, wide
-            )  # fmt: skip
+            _widen_values(pool, block, count, wide)
             dtype, values, at = attended(pool.dtype), wide, 0
         v = 0
         while v < queries:

@@ -1,6 +1,6 @@
 """Stream several answers at once from asyncio, and cancel one of them.
 
-python examples/concurrent.py [MODEL]
+python examples/many_at_once.py [MODEL]
 """
 
 import asyncio

@@ -1,0 +1,64 @@
+"""The scripts of `benchmarks/` that drive the engine: they run on a tiny model, and their figures agree."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import peers
+import traffic
+
+
+def report_of(script: ModuleType, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    """What it prints with --json."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["script", *map(str, arguments), "--json"])
+        script.main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_traffic_of_a_simulated_minute(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--prompt-tokens", "100", "--new-tokens", "60", "--kv-memory", "0.3", "--rate", "6", "--cancel", "0.3"]
+    found = report_of(traffic, capsys, "--model", tiny, "--minutes", "1", "--slices", "3", "--virtual-clock", *sizes)
+    rows = found["rows"]
+    assert [row["minute"] for row in rows] == [0.33, 0.67, 1]
+    assert 250 < sum(row["arrived"] for row in rows) < 470  # a Poisson process of 360
+    for name in ("arrived", "cancelled", "tokens/s", "ms/token", "running", "blocks", "prefix hits", "preemptions"):
+        assert all(row[name] > 0 for row in rows), name
+    assert all(row["blocks"] <= found["pool_blocks"] for row in rows)
+    assert all(0 < row["waste"] < 0.5 for row in rows)
+    assert found["last_to_second_slice"]["tokens/s"] == pytest.approx(rows[2]["tokens/s"] / rows[1]["tokens/s"])
+
+
+def test_peers_takes_turns_and_leaves_out_who_fails(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "installed", lambda: ["prolepsis"])
+    for memory in ("copy_bandwidth", "memory_bandwidth"):
+        monkeypatch.setattr(peers, memory, lambda runs: 1e9)
+    sizes = ["--prefill", "50", "--contexts", "40,60", "--new-tokens", "8", "--requests", "3x20x5", "--runs", "1"]
+    missing = ["--python", f"openvino={tmp_path / 'missing'}"]
+    found = report_of(peers, capsys, "--model", tiny, "--threads", "1", *sizes, *missing)
+    works = ["prefill of 50", "decode after 40", "decode after 60", "3 requests, 20 + 5"]
+    assert [(row["work"], row["engine"]) for row in found["rows"]] == [(work, "prolepsis") for work in works]
+    for row, decodes in zip(found["rows"], (False, True, True, False), strict=True):
+        assert row["tokens/s"] > 0
+        assert row["ours is"] == 1
+        assert (row["GB/s"] is not None) == decodes
+        assert row["of copy"] == row["of read"] == row["GB/s"]
+    assert found["peak_rss_mb"]["prolepsis"] > 0
+
+
+def test_bytes_a_token(tiny: Path) -> None:
+    """Of one layer with 2 heads of 64 and an embedding that is the output matrix too."""
+    from prolepsis.model.gguf_file import GGUFFile
+
+    file = GGUFFile.open(tiny)
+    of = peers.bytes_a_token(file)
+    assert of(10) - of(0) == 10 * 2 * 2 * 64 * 2
+    assert of(0) == sum(tensor.data.nbytes for tensor in file.tensors.values())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from prolepsis.coding.threads import limited_to
 from prolepsis.engine.completion import Delta
 from prolepsis.engine.runner import CHUNK, Runner
+from prolepsis.engine.sampling_params import is_int
 from prolepsis.engine.scheduler import Part, Scheduler
 from prolepsis.engine.statistics import EngineStatistics
 from prolepsis.engine.swap import SwapSpace
@@ -158,8 +159,8 @@ class Engine:
 
 def require_places(max_running: int, budget: int, block_size: int) -> None:
     """Raise InputError unless `max_running` sequences leave a block of a prompt room in a pass of `budget` tokens."""
-    if not 1 <= max_running <= budget - block_size:
+    if not is_int(max_running) or not 1 <= max_running <= budget - block_size:
         raise InputError(
             f"max_running must be in 1 .. {budget - block_size}, so that a pass of {budget} tokens has room for a "
-            f"block of a prompt, not {max_running}"
+            f"block of a prompt, not {max_running!r}"
         )

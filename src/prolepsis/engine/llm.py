@@ -21,7 +21,7 @@ from prolepsis.engine.progress import bar
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
-from prolepsis.engine.sampling_params import SamplingParams
+from prolepsis.engine.sampling_params import SamplingParams, is_int
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.engine.task import Task
@@ -90,6 +90,9 @@ class LLM:
         _check_threads(threads)
         _check_choice("block_size", block_size, BLOCK_SIZES)
         _check_choice("preemption", preemption, PREEMPTIONS)
+        _check_bytes("kv_memory", kv_memory)
+        _check_bytes("swap_memory", swap_memory)
+        _check_bytes("swap_disk", swap_disk)
         require_places(max_running, CHUNK, block_size)
         self.path = resolve(os.fspath(model), progress=on_download)
         self.name = os.fspath(model)
@@ -312,6 +315,11 @@ def _best(group: Many[Task], params: Params) -> list[Completion]:
         return completion.cumulative_logprob / len(completion.token_ids)
 
     return sorted(completions, key=worth, reverse=True)[: params.n]
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if value is not None and not (is_int(value) and value >= 0):
+        raise InputError(f"{name} must be a whole number of bytes, or None, not {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: Many[object]) -> None:

@@ -16,6 +16,10 @@ from prolepsis.kv.prefix_index import PrefixIndex
 ARRIVALS_A_PRIORITY = 256
 """A request of priority p + 1 stands where one of priority p would that came so many requests later."""
 
+PROMPT_TOKENS_BESIDE = 64
+"""Tokens of prompts in a pass in which sequences generate, for whom it is a pause between two tokens. More at once would
+be no faster: from so many rows on, products are as fast as they get (`docs/engine.md`)."""
+
 _by_order = attrgetter("order")
 
 
@@ -86,7 +90,8 @@ class Scheduler:
             if task.state == "running" and self._make_room(task, task.sequences, 1):
                 self._parts[task] = [Part(task, sequence, 1, True) for sequence in task.sequences]
         self._admit()
-        self._share(self._budget - sum(map(len, self._parts.values())))
+        steps = sum(map(len, self._parts.values()))
+        self._share(min(self._budget - steps, PROMPT_TOKENS_BESIDE) if steps else self._budget)
         parts, self._parts = self._parts, {}
         return [part for each in parts.values() for part in each]
 
@@ -253,10 +258,11 @@ class Scheduler:
         return True
 
     def _preempt(self, task: Task) -> None:
+        # First what takes long: an interruption in it leaves a task that runs, and whatever it has lost is pending.
+        task.left = [self._leave(sequence) for sequence in task.sequences]
         self.running.remove(task)
         self._refused = None
         self._parts.pop(task, None)
-        task.left = [self._leave(sequence) for sequence in task.sequences]
         task.statistics.preemptions += 1
         self.preemptions += 1
         task.state = "queued"

@@ -17,8 +17,8 @@ ARRIVALS_A_PRIORITY = 256
 """A request of priority p + 1 stands where one of priority p would that came so many requests later."""
 
 PROMPT_TOKENS_BESIDE = 64
-"""Tokens of prompts in a pass in which sequences generate, for whom it is a pause between two tokens. More at once would
-be no faster: from so many rows on, products are as fast as they get (`docs/engine.md`)."""
+"""Tokens of prompts in a pass in which sequences generate, for whom it is a pause between two tokens. More at once
+would be no faster: from so many rows on, products are as fast as they get (`docs/engine.md`)."""
 
 _by_order = attrgetter("order")
 

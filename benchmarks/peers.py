@@ -178,6 +178,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         workers = dict(start(arguments, model, max(work.context for work in todo), stack))
+        versions = {name: worker.version for name, worker in workers.items()}
         run = Run(workers, ModelConfig.from_gguf(file).vocab_size)
         for work in todo:
             print(work.name, file=sys.stderr)
@@ -185,10 +186,14 @@ def main() -> None:
         rss = {name: run.attempt(name, worker.peak_rss) for name, worker in list(workers.items())}
     if arguments.plot:
         plot(rows, arguments.plot)
-    memory_gb_s = {kind: round(value, 1) for kind, value in memory.items()}
-    rss_mb = {name: round(size / 1e6) for name, size in rss.items() if size}
     report(
-        "this engine and its peers", rows, arguments, model=arguments.model, memory_gb_s=memory_gb_s, peak_rss_mb=rss_mb
+        "this engine and its peers",
+        rows,
+        arguments,
+        model=arguments.model,
+        versions=versions,
+        memory_gb_s={kind: round(value, 1) for kind, value in memory.items()},
+        peak_rss_mb={name: round(size / 1e6) for name, size in rss.items() if size},
     )
 
 

@@ -58,11 +58,12 @@ class LlamaCpp:
         return [token for i in range(0, len(rows), _BATCH) for token in self._run(context, rows[i : i + _BATCH])]
 
     def _context_for(self, sequences: int, length: int) -> Any:
-        """One with room for so many sequences of that length; as one is made once for the same work, it is kept."""
-        if self._shape != (sequences, length):
+        """One with room for so many sequences of that length, kept for the next."""
+        if sequences > self._shape[0] or length > self._shape[1]:
             if self._shared is not None:
                 llama_cpp.llama_free(self._shared)
-            self._shape, self._shared = (sequences, length), self._new_context(sequences, sequences * length)
+            self._shape = max(sequences, self._shape[0]), max(length, self._shape[1])
+            self._shared = self._new_context(self._shape[0], self._shape[0] * self._shape[1])
         return self._shared
 
     def _new_context(self, sequences: int, tokens: int) -> Any:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import prolepsis
-from prolepsis.bench.engines import Setup, create
+from prolepsis.bench.engines import ENGINES, Setup, create
 from prolepsis.bench.measure import Seconds, peak_rss, time_concurrent, time_single
 from prolepsis.errors import ProlepsisError
 
@@ -42,7 +42,8 @@ class Worker:
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="prolepsis-worker-"))
             self._process = self._start(place)
             stack.push(self._end)
-            self._ask(asdict(self.setup))
+            self.version: str | None = self._ask(asdict(self.setup))
+            """The engine's own."""
             self._stack = stack.pop_all()
         return self
 
@@ -157,8 +158,10 @@ def _main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     questions = map(json.loads, sys.stdin)
-    engine = create(Setup(**next(questions)))
-    print("null", file=answers, flush=True)
+    setup = Setup(**next(questions))
+    engine = create(setup)
+    version = getattr(sys.modules[ENGINES[setup.engine].module], "__version__", None)
+    print(json.dumps(version), file=answers, flush=True)
     for asked in questions:
         if "prompts" in asked:
             answer: Any = time_concurrent(engine, **asked)

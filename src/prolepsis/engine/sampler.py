@@ -6,7 +6,7 @@ Ties go to the lowest token id throughout: exactly top_k tokens are kept, never 
 tokens less than 2^-64 times as probable as the best one go too; together they weigh less than the sum's rounding.
 
 Given equal logits, parameters, history, seed and position, the token is the same on every machine: integers decide the
-random number (`rng`), and every float is added and multiplied in a fixed order (`kernels.sampling`). Logprobs go
+random number (`rng`), and every float is added and multiplied in a fixed order (`kernels.sampling`, `kernels.ranking`). Logprobs go
 through the platform's `log` and may differ in their last bit.
 """
 
@@ -18,10 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
-from prolepsis.engine.ranking import Ranking
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.errors import InputError, ModelFileError
-from prolepsis.kernels.sampling import draw, exp_weights, keep_prefix, penalise, sum_weights
+from prolepsis.kernels.ranking import most_probable
+from prolepsis.kernels.sampling import (
+    BLOCK,
+    draw,
+    draw_few,
+    exp_sum,
+    exp_weights,
+    largest_logits,
+    penalise,
+)
 
 
 class SampledToken(NamedTuple):
@@ -36,17 +44,30 @@ class SampledToken(NamedTuple):
 class TokenCounts:
     """What the penalties need to know about a request's past, kept up to date in constant time per token."""
 
-    def __init__(self, vocab_size: int, prompt: Sequence[int] = ()) -> None:
-        self.seen = np.zeros(vocab_size, dtype=np.bool_)
-        """bool [vocab]: in the prompt or the output."""
-        self.output = np.zeros(vocab_size, dtype=np.int32)
-        """int32 [vocab]: times in the output."""
-        self.seen[list(prompt)] = True
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        seen = np.unique(np.asarray(prompt, dtype=np.int32))
+        self._places = {int(token): place for place, token in enumerate(seen)}
+        self._tokens = seen
+        self._output = np.zeros(len(seen), dtype=np.int32)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [n]: those in the prompt or the output, each once."""
+        return self._tokens[: len(self._places)]
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        """int32 [n]: how often each of `tokens` is in the output."""
+        return self._output[: len(self._places)]
 
     def add(self, token: int) -> None:
         """Count one more output token."""
-        self.seen[token] = True
-        self.output[token] += 1
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._tokens):
+            room = np.zeros(max(place, 64), dtype=np.int32)
+            self._tokens, self._output = (np.concatenate([array, room]) for array in (self._tokens, self._output))
+        self._tokens[place] = token
+        self._output[place] += 1
 
 
 class Sampler:
@@ -64,7 +85,7 @@ class Sampler:
         """The request's seed, to be reported where it was drawn here."""
         self.num_tokens = 0
         """Output tokens so far: the position of the next random number."""
-        self._vocab_size, self._prompt = vocab_size, prompt
+        self._prompt = prompt
         self._counts: TokenCounts | None = None
 
     def sample(self, logits: NDArray[np.float32]) -> SampledToken:
@@ -86,13 +107,16 @@ class Sampler:
         counts = self._past()
         if self.params.is_greedy:
             return largest_logit(adjusted_logits(logits, self.params, counts))
-        probabilities = target_probabilities(logits, self.params, counts)
-        return sample(probabilities, rng.uniform(self.seed, self.num_tokens))
+        uniform = rng.uniform(self.seed, self.num_tokens)
+        if not keeps_all(self.params, len(logits)):
+            tokens, probabilities = _kept(adjusted_logits(logits, self.params, counts), self.params)
+            return int(draw_few(tokens, probabilities, len(logits), uniform))
+        return sample(target_probabilities(logits, self.params, counts), uniform)
 
     def _past(self) -> TokenCounts | None:
         """What the penalties need; made with the first token, as a request that waits should not hold the memory."""
         if self._counts is None and self.params.has_penalties:
-            self._counts = TokenCounts(self._vocab_size, self._prompt)
+            self._counts = TokenCounts(self._prompt)
         return self._counts
 
 
@@ -105,16 +129,18 @@ def target_probabilities(
     that speculative verification has to preserve. Greedy parameters give a single 1. ModelFileError for NaN logits.
     """
     adjusted = adjusted_logits(logits, params, counts)
-    best = largest_logit(adjusted)
+    if keeps_all(params, len(logits)):
+        weights = np.empty(len(adjusted))
+        total = exp_weights(adjusted, _largest(adjusted)[0], 1.0 / params.temperature, weights)
+        weights *= 1.0 / total
+        return weights
+    probabilities = np.zeros(len(adjusted))
     if params.is_greedy:
-        probabilities = np.zeros(len(adjusted))
-        probabilities[best] = 1.0
-        return probabilities
-    weights = np.empty(len(adjusted))
-    exp_weights(adjusted, float(adjusted[best]), 1.0 / params.temperature, weights)
-    _cut_tail(weights, params)
-    weights *= 1.0 / sum_weights(weights)
-    return weights
+        probabilities[largest_logit(adjusted)] = 1.0
+    else:
+        tokens, some = _kept(adjusted, params)
+        probabilities[tokens] = some
+    return probabilities
 
 
 def sample(probabilities: NDArray[np.float64], uniform: float) -> int:
@@ -126,47 +152,51 @@ def adjusted_logits(
     logits: NDArray[np.float32], params: SamplingParams, counts: TokenCounts | None
 ) -> NDArray[np.float32]:
     """Logits after bias and penalties, float32 [vocab]; the very array given where there are none."""
-    if params.logit_bias:
-        logits = logits.copy()
-        logits[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), dtype=np.float32)
-    if counts is None or not params.has_penalties:
+    penalised = counts is not None and params.has_penalties
+    if not penalised and not params.logit_bias:
         return logits
-    adjusted = np.empty_like(logits)
-    penalise(
-        logits,
-        counts.seen,
-        counts.output,
-        np.float32(params.repetition_penalty),
-        np.float32(params.presence_penalty),
-        np.float32(params.frequency_penalty),
-        adjusted,
-    )
+    adjusted = logits.copy()
+    if params.logit_bias:
+        adjusted[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), dtype=np.float32)
+    if counts is not None and penalised:
+        penalise(
+            adjusted,
+            counts.tokens,
+            counts.output,
+            np.float32(params.repetition_penalty),
+            np.float32(params.presence_penalty),
+            np.float32(params.frequency_penalty),
+        )
     return adjusted
 
 
 def with_logprobs(logits: NDArray[np.float32], token: int, count: int) -> SampledToken:
     """`token` with its log-softmax over the raw float32 logits [vocab], and those of the `count` most probable."""
-    largest = float(logits[largest_logit(logits)])
-    weights = np.empty(len(logits))
-    exp_weights(logits, largest, 1.0, weights)
-    log_total = largest + math.log(sum_weights(weights))
-    top = _most_probable(logits, weights, count) if count else []
+    largest, of_blocks = _largest(logits)
+    log_total = largest + math.log(exp_sum(logits, largest, 1.0))
+    top = _best(logits, of_blocks, count) if count else []
     return SampledToken(token, float(logits[token]) - log_total, tuple((t, float(logits[t]) - log_total) for t in top))
 
 
-def _cut_tail(weights: NDArray[np.float64], params: SamplingParams) -> None:
-    """Zero, in place, what top-k, top-p and min-p rule out. Weights are relative to the largest, which is 1."""
-    size = len(weights)
-    count = min(params.top_k, size) if params.top_k > 0 else size
-    if count < size or params.top_p < 1.0:
-        ranking = Ranking(weights)
-        count = min(count, ranking.size)
-        if params.top_p < 1.0:
-            count = min(count, ranking.count_reaching(params.top_p * ranking.mass(count)))
-        last = ranking.token(count - 1)
-        keep_prefix(weights, weights[last], last)
-    if params.min_p > 0.0:
-        keep_prefix(weights, params.min_p, size)
+def keeps_all(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether any token may be drawn."""
+    cut = params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < vocab_size
+    return not cut and not params.is_greedy
+
+
+def _kept(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Tokens that top-k, top-p and min-p leave, ascending, and their probabilities."""
+    largest, of_blocks = _largest(logits)
+    top_k = min(params.top_k, len(logits)) if params.top_k > 0 else len(logits)
+    factor = 1.0 / params.temperature
+    return most_probable(logits, of_blocks, largest, factor, top_k, float(params.top_p), float(params.min_p))
+
+
+def _largest(logits: NDArray[np.float32]) -> tuple[float, NDArray[np.float32]]:
+    """The largest logit, and that of each block. ModelFileError as of `largest_logit`."""
+    of_blocks = np.empty(-(-len(logits) // BLOCK), np.float32)
+    largest = largest_logits(logits, of_blocks)
+    return (largest if math.isfinite(largest) else float(logits[largest_logit(logits)])), of_blocks
 
 
 def largest_logit(logits: NDArray[np.float32]) -> int:
@@ -180,7 +210,10 @@ def largest_logit(logits: NDArray[np.float32]) -> int:
     return best
 
 
-def _most_probable(logits: NDArray[np.float32], weights: NDArray[np.float64], count: int) -> list[int]:
-    candidates = Ranking(weights).heaviest(count)
+def _best(logits: NDArray[np.float32], of_blocks: NDArray[np.float32], count: int) -> list[int]:
+    """The `count` most probable tokens in order."""
+    # So many blocks, hence so many tokens, have a logit of this or more.
+    least = np.partition(of_blocks, -count)[-count] if count <= len(of_blocks) else -np.inf
+    candidates = np.flatnonzero(logits >= least)
     order = np.argsort(-logits[candidates], kind="stable")
     return [int(token) for token in candidates[order[:count]]]

@@ -122,8 +122,8 @@ def _pairs(b, pairs, steps):
 
 @njit(cache=True)
 def attended(dtype):
-    """The dtype of 16 bits as which attention reads a narrow one: what is nothing but the upper half of an fp16 as fp16,
-    the others as bf16."""
+    """The dtype of 16 bits as which attention reads a narrow one: fp16 where its upper byte is the narrow value,
+    else bf16."""
     return DTYPE_FP16 if dtype == _FP8_E5M2 else DTYPE_BF16
 
 

@@ -61,10 +61,12 @@ def works(arguments: Namespace) -> list[Work]:
 
 
 def speed(worker: Worker, work: Work, prompts: list[list[int]], new: list[int]) -> float:
-    """Tokens a second of one run, after a short one that does not count."""
-    worker.single(prompts[0][:WARM_UP], new[:2])
+    """Tokens a second of one run, after a short one of other prompts that does not count."""
+    warm_up = [prompt[: -WARM_UP - 1 : -1] for prompt in prompts]
     if work.requests > 1:
+        worker.concurrent(warm_up, 2)
         return work.requests * work.new_tokens / worker.concurrent(prompts, work.new_tokens)
+    worker.single(warm_up[0], new[:2])
     seconds = worker.single(prompts[0], new)
     return work.new_tokens / seconds.decode if work.new_tokens else work.prompt / seconds.prefill
 
@@ -174,7 +176,10 @@ def main() -> None:
     model = str(resolve(arguments.model))
     file = GGUFFile.open(model)
     todo = works(arguments)
-    memory = {kind: find(arguments.runs) / 1e9 for kind, find in (("copy", copy_bandwidth), ("read", memory_bandwidth))}
+    memory = {
+        "copy": copy_bandwidth(arguments.threads, arguments.runs) / 1e9,
+        "read": memory_bandwidth(arguments.runs) / 1e9,
+    }
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         workers = dict(start(arguments, model, max(work.context for work in todo), stack))

@@ -42,7 +42,7 @@ def test_peers_takes_turns_and_leaves_out_who_fails(
 ) -> None:
     monkeypatch.setattr(peers, "installed", lambda: ["prolepsis"])
     for memory in ("copy_bandwidth", "memory_bandwidth"):
-        monkeypatch.setattr(peers, memory, lambda runs: 1e9)
+        monkeypatch.setattr(peers, memory, lambda *_: 1e9)
     sizes = ["--prefill", "50", "--contexts", "40,60", "--new-tokens", "8", "--requests", "3x20x5", "--runs", "1"]
     missing = ["--python", f"openvino={tmp_path / 'missing'}"]
     found = report_of(peers, capsys, "--model", tiny, "--threads", "1", *sizes, *missing)

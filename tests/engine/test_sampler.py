@@ -81,7 +81,7 @@ def test_probabilities_equal_the_plain_reference(params):
     for seed in range(4):
         logits = random_logits(seed=seed)
         before = logits.copy()
-        counts = TokenCounts(len(logits), prompt)
+        counts = TokenCounts(prompt)
         for token in output:
             counts.add(token)
         expected = reference_probabilities(logits, params, prompt, output)
@@ -242,6 +242,15 @@ def test_a_seed_drawn_for_the_request_is_reported_and_replays_it():
     again = Sampler(SamplingParams(seed=first.seed), len(logits))
     assert [again.sample(logits).token for _ in range(10)] == tokens
     assert Sampler(SamplingParams(), len(logits)).seed != first.seed
+
+
+def test_many_tokens_are_counted():
+    prompt, output = [5, 9, 5], [*range(300), 7, 7, 5]
+    counts = TokenCounts(prompt)
+    for token in output:
+        counts.add(token)
+    expected = {token: output.count(token) for token in {*prompt, *output}}
+    assert dict(zip(counts.tokens.tolist(), counts.output.tolist(), strict=True)) == expected
 
 
 def test_recording_a_token_counts_for_the_penalties():

@@ -44,7 +44,7 @@ def test_kernels_compile_where_nothing_can_be_kept(tmp_path):
         "import os, numba\n"
         "from prolepsis.kernels.sampling import draw\n"
         "import numpy as np\n"
-        "assert draw(np.array([0.0, 1.0]), 0.5) == 1\n"
+        "assert draw(np.array([0.0, 1.0]), 1.0, np.zeros(1, np.int32), 0.5) == 1\n"
         "print(numba.config.CACHE_DIR)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PROLEPSIS_CACHE": str(blocked)}

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from prolepsis.kernels import sampling
 
@@ -37,23 +38,36 @@ def test_exponentials_are_within_one_ulp_and_exact_at_the_ends():
     assert weights[:3].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_bins_never_put_a_heavier_weight_lower():
-    weights = np.concatenate(
-        [[1.0, 0.0, 2.0**-64, 2.0**-1022], np.exp(-np.random.default_rng(0).exponential(20, 5000))]
-    )
-    bins = np.empty(len(weights), dtype=np.uint16)
-    counts = np.zeros(sampling.NUM_BINS, dtype=np.int64)
-    masses = np.zeros(sampling.NUM_BINS)
-    sampling.bin_weights(weights, bins, counts, masses)
-    assert np.all(np.diff(bins[np.argsort(-weights)].astype(int)) >= 0)
-    assert (bins[0], bins[1], bins[2]) == (0, sampling.NUM_BINS - 1, sampling.NUM_BINS - 1)
-    expected = np.bincount(bins, minlength=sampling.NUM_BINS)
-    assert np.array_equal(counts[:-1], expected[:-1])
-    np.testing.assert_allclose(masses[:-1], np.bincount(bins, weights, sampling.NUM_BINS)[:-1], rtol=1e-12)
-    assert counts[-1] == masses[-1] == 0
+@pytest.mark.parametrize("size", [1, 3, 4, 63, 64, 65, 300, 1000])
+def test_sums_of_every_length_are_right(size):
+    logits = -np.random.default_rng(0).exponential(5, size).astype(np.float32)
+    weights = np.empty(size)
+    total = sampling.exp_weights(logits, 0.0, 1.0, weights)
+    assert math.isclose(total, math.fsum(weights), rel_tol=1e-13)
+    assert sampling.exp_sum(logits, 0.0, 1.0) == total
 
 
-def test_sums_of_every_length_are_right():
-    weights = np.random.default_rng(0).random(300)
-    for size in (1, 3, 4, 63, 64, 300):
-        assert math.isclose(sampling.sum_weights(weights[:size]), math.fsum(weights[:size]), rel_tol=1e-13)
+@pytest.mark.parametrize("size", [1, 64, 65, 200])
+def test_the_largest_logit_of_each_block(size):
+    logits = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    largest = np.empty(-(-size // sampling.BLOCK), np.float32)
+    assert sampling.largest_logits(logits, largest) == logits.max()
+    assert largest.tolist() == [logits[i : i + sampling.BLOCK].max() for i in range(0, size, sampling.BLOCK)]
+    for position in range(size):
+        broken = logits.copy()
+        broken[position] = np.nan
+        assert math.isnan(sampling.largest_logits(broken, largest))
+        assert np.isnan(largest).tolist() == [block == position // sampling.BLOCK for block in range(len(largest))]
+
+
+def test_only_the_blocks_that_count_are_read():
+    weights = np.full(300, np.nan)
+    weights[64:128], weights[256:] = 0.0, 0.0
+    weights[70], weights[299] = 1.0, 3.0
+    blocks = np.array([1, 4], np.int32)
+    assert [sampling.draw(weights, 0.25, blocks, uniform) for uniform in (0.0, 0.2499, 0.25, 0.999)] == [
+        70,
+        70,
+        299,
+        299,
+    ]

@@ -25,7 +25,7 @@ from prolepsis.engine.sampling_params import in_range, is_int, is_token
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.stopping import FinishReason
 from prolepsis.errors import InputError
-from prolepsis.kernels.sampling import exp_weights, sum_weights
+from prolepsis.kernels.sampling import exp_sum
 
 MAX_BEAMS = 64
 MAX_LENGTH_PENALTY = 10
@@ -230,9 +230,7 @@ def beam_search(
 def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """The log-softmax of float32 [vocab]. Raises ModelFileError unless the largest logit is finite."""
     largest = float(logits[largest_logit(logits)])
-    weights = np.empty(len(logits))
-    exp_weights(logits, largest, 1.0, weights)
-    log_total = largest + float(_EXACT.ln(Decimal(sum_weights(weights))))
+    log_total = largest + float(_EXACT.ln(Decimal(exp_sum(logits, largest, 1.0))))
     return logits.astype(np.float64) - log_total
 
 

@@ -6,12 +6,13 @@ Ties go to the lowest token id throughout: exactly top_k tokens are kept, never 
 tokens less than 2^-64 times as probable as the best one go too; together they weigh less than the sum's rounding.
 
 Given equal logits, parameters, history, seed and position, the token is the same on every machine: integers decide the
-random number (`rng`), and every float is added and multiplied in a fixed order (`kernels.sampling`, `kernels.ranking`). Logprobs go
-through the platform's `log` and may differ in their last bit.
+random number (`rng`), and every float is added and multiplied in a fixed order (`kernels.sampling`, `kernels.ranking`).
+Logprobs go through the platform's `log` and may differ in their last bit.
 """
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ from prolepsis.kernels.ranking import most_probable
 from prolepsis.kernels.sampling import (
     BLOCK,
     draw,
-    draw_few,
     exp_sum,
     exp_weights,
     largest_logits,
@@ -108,10 +108,7 @@ class Sampler:
         if self.params.is_greedy:
             return largest_logit(adjusted_logits(logits, self.params, counts))
         uniform = rng.uniform(self.seed, self.num_tokens)
-        if not keeps_all(self.params, len(logits)):
-            tokens, probabilities = _kept(adjusted_logits(logits, self.params, counts), self.params)
-            return int(draw_few(tokens, probabilities, len(logits), uniform))
-        return sample(target_probabilities(logits, self.params, counts), uniform)
+        return int(draw(*_distribution(adjusted_logits(logits, self.params, counts), self.params), uniform))
 
     def _past(self) -> TokenCounts | None:
         """What the penalties need; made with the first token, as a request that waits should not hold the memory."""
@@ -129,23 +126,20 @@ def target_probabilities(
     that speculative verification has to preserve. Greedy parameters give a single 1. ModelFileError for NaN logits.
     """
     adjusted = adjusted_logits(logits, params, counts)
-    if keeps_all(params, len(logits)):
-        weights = np.empty(len(adjusted))
-        total = exp_weights(adjusted, _largest(adjusted)[0], 1.0 / params.temperature, weights)
-        weights *= 1.0 / total
-        return weights
     probabilities = np.zeros(len(adjusted))
     if params.is_greedy:
         probabilities[largest_logit(adjusted)] = 1.0
     else:
-        tokens, some = _kept(adjusted, params)
-        probabilities[tokens] = some
+        weights, factor, blocks = _distribution(adjusted, params)
+        possible = np.zeros(_num_blocks(len(adjusted)), dtype=np.bool_)
+        possible[blocks] = True
+        np.multiply(weights, factor, out=probabilities, where=np.repeat(possible, BLOCK)[: len(adjusted)])
     return probabilities
 
 
 def sample(probabilities: NDArray[np.float64], uniform: float) -> int:
     """The token that a uniform number in [0, 1) selects by inverse-transform sampling, in order of ids."""
-    return int(draw(probabilities, uniform))
+    return int(draw(probabilities, 1.0, _all_blocks(len(probabilities)), uniform))
 
 
 def adjusted_logits(
@@ -178,23 +172,34 @@ def with_logprobs(logits: NDArray[np.float32], token: int, count: int) -> Sample
     return SampledToken(token, float(logits[token]) - log_total, tuple((t, float(logits[t]) - log_total) for t in top))
 
 
-def keeps_all(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether any token may be drawn."""
-    cut = params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < vocab_size
-    return not cut and not params.is_greedy
+def _num_blocks(vocab_size: int) -> int:
+    return -(-vocab_size // BLOCK)
 
 
-def _kept(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Tokens that top-k, top-p and min-p leave, ascending, and their probabilities."""
+@cache
+def _all_blocks(vocab_size: int) -> NDArray[np.int32]:
+    return np.arange(_num_blocks(vocab_size), dtype=np.int32)
+
+
+def _distribution(
+    logits: NDArray[np.float32], params: SamplingParams
+) -> tuple[NDArray[np.float64], float, NDArray[np.int32]]:
+    """What `draw` takes: weights float64 [vocab], the factor that makes them probabilities, the blocks that count."""
+    vocab_size = len(logits)
     largest, of_blocks = _largest(logits)
-    top_k = min(params.top_k, len(logits)) if params.top_k > 0 else len(logits)
     factor = 1.0 / params.temperature
-    return most_probable(logits, of_blocks, largest, factor, top_k, float(params.top_p), float(params.min_p))
+    top_k = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+    if top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0:
+        kth = _kth(of_blocks, min(top_k, len(of_blocks)))
+        return most_probable(logits, of_blocks, largest, kth, factor, top_k, float(params.top_p), float(params.min_p))
+    weights = np.empty(vocab_size)
+    total = exp_weights(logits, largest, factor, weights)
+    return weights, 1.0 / total, _all_blocks(vocab_size)
 
 
 def _largest(logits: NDArray[np.float32]) -> tuple[float, NDArray[np.float32]]:
     """The largest logit, and that of each block. ModelFileError as of `largest_logit`."""
-    of_blocks = np.empty(-(-len(logits) // BLOCK), np.float32)
+    of_blocks = np.empty(_num_blocks(len(logits)), np.float32)
     largest = largest_logits(logits, of_blocks)
     return (largest if math.isfinite(largest) else float(logits[largest_logit(logits)])), of_blocks
 
@@ -210,10 +215,14 @@ def largest_logit(logits: NDArray[np.float32]) -> int:
     return best
 
 
+def _kth(of_blocks: NDArray[np.float32], k: int) -> np.float32:
+    """The k-th largest of the blocks' largest logits: so many blocks, hence so many tokens, have this or more."""
+    return of_blocks.min() if k == len(of_blocks) else np.partition(of_blocks, -k)[-k]
+
+
 def _best(logits: NDArray[np.float32], of_blocks: NDArray[np.float32], count: int) -> list[int]:
     """The `count` most probable tokens in order."""
-    # So many blocks, hence so many tokens, have a logit of this or more.
-    least = np.partition(of_blocks, -count)[-count] if count <= len(of_blocks) else -np.inf
+    least = _kth(of_blocks, count) if count <= len(of_blocks) else -np.inf
     candidates = np.flatnonzero(logits >= least)
     order = np.argsort(-logits[candidates], kind="stable")
     return [int(token) for token in candidates[order[:count]]]

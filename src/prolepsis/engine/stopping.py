@@ -53,6 +53,8 @@ class StopChecker:
         """
         if self._stopped:
             return "", True
+        if not self._stop:
+            return text, False
         text = self._held + text
         cut = self._first_stop(text)
         if cut is not None:

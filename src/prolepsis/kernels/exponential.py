@@ -60,8 +60,9 @@ def _exp(b, x, coefficients, count):
     r = b.fsub(r, b.fmul(n, splat(_DOUBLES, _LN2_LOW)))
     p = _polynomial(b, r, coefficients, count)
     p = b.fadd(b.fadd(b.fmul(b.fmul(p, r), r), r), splat(_DOUBLES, 1.0))
-    power = b.shl(b.add(b.bitcast(shifted, _LONGS), splat(_LONGS, 1023)), splat(_LONGS, 52))
-    return b.fmul(p, b.select(vanishes, splat(_DOUBLES, 0.0), b.bitcast(power, _DOUBLES)))
+    # p is in 0.7 .. 1.5, so p * 2^n is p with n added to its exponent.
+    power = b.shl(b.bitcast(shifted, _LONGS), splat(_LONGS, 52))
+    return b.select(vanishes, splat(_DOUBLES, 0.0), b.bitcast(b.add(b.bitcast(p, _LONGS), power), _DOUBLES))
 
 
 @intrinsic
@@ -71,6 +72,8 @@ def exp_run(typing, logits, at, largest, inverse_temperature, coefficients, coun
     logits float32, none above `largest`; out float64; largest and inverse_temperature float64; coefficients and count:
     `COEFFICIENTS` and its length, which the compiler must not know.
     """
+    if logits.layout != "C":
+        return None  # no such function: the values do not lie side by side
 
     def emit(context, b, signature, arguments):
         _, at, largest, factor, _, count, _, to = arguments

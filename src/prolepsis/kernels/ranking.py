@@ -13,9 +13,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from prolepsis.kernels.exponential import F64, exp_run
-from prolepsis.kernels.llvm import I64, broadcast, call, data, load, scaled
-from prolepsis.kernels.sampling import BLOCK, exp_block, exp_weights, normalise_few
+from prolepsis.kernels.exponential import F64
+from prolepsis.kernels.llvm import I64, broadcast, call, data, load, scaled, splat, store
+from prolepsis.kernels.sampling import BLOCK, exp_block, exp_weights, inverse_sum
 
 NUM_BINS = 2047
 """Bins of weights in 2^-64 .. 1."""
@@ -36,6 +36,21 @@ def _at_least(typing, weights, at, bound):
         return b.bitcast(b.fcmp_ordered(">=", values, broadcast(b, vector, arguments[2])), I64)
 
     return types.uint64(weights, types.int64, types.float64), emit
+
+
+@intrinsic
+def _zero_below(typing, weights, at, bound):
+    """Zero those of 64 weights from `at` on that are below `bound`."""
+
+    def emit(context, b, signature, arguments):
+        vector = ir.VectorType(F64, BLOCK)
+        source, offset = data(context, b, signature.args[0], arguments[0]), scaled(b, arguments[1], 8)
+        values = load(b, vector, source, offset)
+        kept = b.fcmp_ordered(">=", values, broadcast(b, vector, arguments[2]))
+        store(b, b.select(kept, values, splat(vector, 0.0)), source, offset)
+        return context.get_dummy_value()
+
+    return types.void(weights, types.int64, types.float64), emit
 
 
 @intrinsic
@@ -60,46 +75,75 @@ def _lightest(bin_):
     return np.int64(_ONE - ((bin_ + 1) << 47) + 1).view(np.float64)
 
 
-@njit(inline="always")
-def _gather(logits, largest_logits, largest, inverse_temperature, lowest, known, weights, tokens):
-    """Write to `tokens` all whose weight is `lowest` or more, ascending; returns how many.
-
-    known: `weights` are there already; otherwise they are written, of the blocks that matter.
-    """
-    size = logits.shape[0]
+@njit
+def _pass(largest_logits, largest, inverse_temperature, lowest, blocks):
+    """Write to `blocks` all in which a weight of `lowest` or more may be, ascending; returns how many."""
     # A bin's lowest weight is at least 2^-((bin + 1) / 32), as the logarithm is concave.
     bin_ = _bin(lowest)
     exponent = -(bin_ + 1) / 32.0 * _LN_2 - _MARGIN if bin_ < NUM_BINS else -np.inf
     count = 0
     for block in range(largest_logits.shape[0]):
-        if (np.float64(largest_logits[block]) - largest) * inverse_temperature < exponent:
-            continue
-        start = block * BLOCK
-        if not known:
-            exp_block(logits, block, largest, inverse_temperature, weights, start)
-        if start + BLOCK <= size:
-            mask = _at_least(weights, start, lowest)
-        else:
-            mask = np.uint64(0)
-            for i in range(size - start):
-                mask |= np.uint64(weights[start + i] >= lowest) << np.uint64(i)
-        while mask != np.uint64(0):
-            tokens[count] = start + _lowest_bit(mask)
-            count += 1
-            mask &= mask - np.uint64(1)
+        blocks[count] = block
+        count += (np.float64(largest_logits[block]) - largest) * inverse_temperature >= exponent
     return count
 
 
-@njit(inline="always")
-def _of_bin(weights, bin_):
-    """Weights of one bin, the heaviest first."""
-    members = np.empty(weights.shape[0])
+@njit
+def _tally(weights, blocks, num_bins):
+    """Tokens of each bin, and the sum of their weights."""
+    counts, masses = np.zeros(num_bins, np.int64), np.zeros(num_bins)
+    lowest = _lightest(num_bins - 1)
+    for block in blocks:
+        bits = _at_least(weights, block * BLOCK, lowest)
+        while bits != 0:
+            weight = weights[block * BLOCK + _lowest_bit(bits)]
+            counts[_bin(weight)] += 1
+            masses[_bin(weight)] += weight
+            bits &= bits - np.uint64(1)
+    return counts, masses
+
+
+@njit
+def _of_bin(weights, blocks, counts, bin_):
+    """Tokens of one bin, ascending."""
+    tokens = np.empty(counts[bin_], np.int64)
     count = 0
-    for weight in weights:
-        if _bin(weight) == bin_:
-            members[count] = -weight
+    lowest, high = _lightest(bin_), _lightest(bin_ - 1) if bin_ > 0 else np.inf
+    for block in blocks:
+        start = block * BLOCK
+        bits = _at_least(weights, start, lowest)
+        if bits != 0:
+            bits &= ~_at_least(weights, start, high)
+        while bits != 0:
+            tokens[count] = start + _lowest_bit(bits)
             count += 1
-    return -np.sort(members[:count])
+            bits &= bits - np.uint64(1)
+    return tokens
+
+
+@njit
+def _descending(weights, tokens):
+    """Weights of tokens, the heaviest first (a heap sort: what is equal needs no order, and it compiles fast)."""
+    values = np.empty(tokens.shape[0])
+    for i in range(tokens.shape[0]):
+        values[i] = weights[tokens[i]]
+    start, stop = values.shape[0] // 2, values.shape[0]
+    while stop > 1:
+        if start > 0:
+            start -= 1
+        else:
+            stop -= 1
+            values[0], values[stop] = values[stop], values[0]
+        root = start
+        child = 2 * root + 1
+        while child < stop:
+            if child + 1 < stop and values[child + 1] < values[child]:
+                child += 1
+            if values[root] <= values[child]:
+                break
+            values[root], values[child] = values[child], values[root]
+            root, child = child, 2 * child + 1
+    return values
 
 
 @njit
@@ -113,30 +157,34 @@ def _find(counts, rank):
 
 
 @njit
-def _mass(weights, counts, masses, count):
+def _mass(weights, blocks, counts, masses, count):
     """Sum of the `count` heaviest weights."""
     bin_, offset = _find(counts, count - 1)
     before, inside = 0.0, 0.0
-    for mass in masses[:bin_]:
-        before += mass
-    for weight in _of_bin(weights, bin_)[: offset + 1]:
-        inside += weight
+    for i in range(bin_):
+        before += masses[i]
+    members = _descending(weights, _of_bin(weights, blocks, counts, bin_))
+    for i in range(offset + 1):
+        inside += members[i]
     return before + inside
 
 
 @njit
-def _count_reaching(weights, counts, masses, mass):
-    """How many of the heaviest weights it takes to add up to `mass` or more (all, if they never do)."""
+def _count_reaching(weights, blocks, counts, masses, low, high):
+    """How many of the heaviest weights it takes to add up to `low` or more (all, if they never do); 0 where it takes
+    another number for `high`."""
     before, count = 0.0, 0
     for bin_ in range(counts.shape[0]):
-        if before + masses[bin_] >= mass:
-            members = _of_bin(weights, bin_)
+        if before + masses[bin_] >= low:
+            if before + masses[bin_] < high:
+                return 0
+            members = _descending(weights, _of_bin(weights, blocks, counts, bin_))
             inside = 0.0
             for offset in range(members.shape[0]):
                 inside += members[offset]
-                if before + inside >= mass:
-                    return count + offset + 1
-            # Added in another order, the bin's sum may miss `mass` by its last bit: then the whole bin is taken.
+                if before + inside >= low:
+                    return count + offset + 1 if before + inside >= high else 0
+            # Added in another order, the bin's sum may miss `low` by its last bit: then the whole bin is taken.
             return count + members.shape[0]
         before += masses[bin_]
         count += counts[bin_]
@@ -144,106 +192,135 @@ def _count_reaching(weights, counts, masses, mass):
 
 
 @njit
-def _tally(weights, num_bins):
-    """Tokens of each bin, and the sum of their weights."""
-    counts, masses = np.zeros(num_bins, np.int64), np.zeros(num_bins)
-    for weight in weights:
-        bin_ = _bin(weight)
-        counts[bin_] += 1
-        masses[bin_] += weight
-    return counts, masses
+def _num_kept(weights, blocks, counts, masses, top_k, top_p, total):
+    """How many of the heaviest top-k and then top-p keep; 0 where there are too few here to tell.
 
-
-@njit
-def _keep_heaviest(tokens, weights, counts, count):
-    """Move the `count` heaviest to the front, in the order they have."""
-    bin_, offset = _find(counts, count - 1)
-    members = _of_bin(weights, bin_)
-    lowest = members[offset]
-    ties = 0  # of the lowest weight, to be kept
-    for weight in members[: offset + 1]:
-        ties += weight == lowest
-    kept = 0
-    for i in range(tokens.shape[0]):
-        if weights[i] > lowest or (weights[i] == lowest and ties > 0):
-            ties -= weights[i] == lowest
-            tokens[kept], weights[kept] = tokens[i], weights[i]
-            kept += 1
-
-
-@njit
-def _num_kept(weights, counts, masses, top_k, top_p, total):
-    """How many of the heaviest top-k and then top-p keep; 0 where `total`, the sum of more weights than there are
-    here, is too coarse to tell.
-
-    total: sum of all weights up to `vocab` roundings, or 0: the sum of the top_k heaviest.
+    total: sum of all weights, in whatever order; or 0, if top_p is of the top_k heaviest.
     """
-    count = min(top_k, weights.shape[0])
+    count, mass = 0, 0.0
+    for bin_ in range(counts.shape[0]):
+        count += counts[bin_]
+        mass += masses[bin_]
+    if total == 0.0 and count < top_k and counts.shape[0] < NUM_BINS:
+        return 0
+    count = min(count, top_k)
     if top_p >= 1.0:
         return count
     if total == 0.0:
-        return min(count, _count_reaching(weights, counts, masses, top_p * _mass(weights, counts, masses, count)))
+        target = top_p * _mass(weights, blocks, counts, masses, count)
+        return min(count, _count_reaching(weights, blocks, counts, masses, target, target))
     # Sums of positive numbers in any order: each addition is off by 2^-53 at most; not ranked, 2^-64 for each token.
     slack = top_k * 2.0**-50
-    if masses.sum() * (1.0 - slack) < top_p * total * (1.0 + slack):
+    low, high = top_p * total * (1.0 - slack), top_p * total * (1.0 + slack)
+    if mass < high * (1.0 + slack):
         return 0
-    fewest = _count_reaching(weights, counts, masses, top_p * total * (1.0 - slack))
-    most = _count_reaching(weights, counts, masses, top_p * total * (1.0 + slack))
-    return fewest if fewest == most else 0
+    return _count_reaching(weights, blocks, counts, masses, low, high)
 
 
 @njit
-def _kth_largest(values, k):
-    return -np.partition(-values, k - 1)[k - 1]
+def _place(weights, blocks, counts, rank):
+    """Weight and token of a rank."""
+    bin_, offset = _find(counts, rank)
+    tokens = _of_bin(weights, blocks, counts, bin_)
+    ranked = _descending(weights, tokens)
+    weight = ranked[offset]
+    earlier = 0  # tokens of the same weight
+    while earlier < offset and ranked[offset - 1 - earlier] == weight:
+        earlier += 1
+    i = 0
+    while weights[tokens[i]] != weight or earlier > 0:
+        earlier -= weights[tokens[i]] == weight
+        i += 1
+    return weight, tokens[i]
 
 
 @njit
-def _first_bound(logits, largest_logits, largest, inverse_temperature, top_k, top_p, weights):
-    """The last bin that top-k or top-p can reach, and the sum of all weights, which are then known, or 0."""
+def _drop(weights, blocks, lowest, last):
+    """Zero, in place, every weight below `lowest`, and those equal to it at an index above `last`; returns how many
+    blocks have others. These are moved to the front."""
+    above = np.int64(np.float64(lowest).view(np.int64) + 1).view(np.float64)
+    count = 0
+    for block in blocks:
+        start = block * BLOCK
+        bound = lowest if start <= last else above
+        if _at_least(weights, start, bound) == 0:
+            continue
+        _zero_below(weights, start, bound)
+        if start <= last < start + BLOCK:
+            for i in range(last + 1, start + BLOCK):
+                weights[i] = weights[i] if weights[i] > lowest else 0.0
+        blocks[count] = block
+        count += 1
+    return count
+
+
+@njit
+def _first_bound(logits, largest, kth, inverse_temperature, top_k, top_p, weights):
+    """The last bin that top-k or top-p is likely to reach, and the sum of all weights, which are then known, or 0.
+
+    At least `top_k` blocks have a logit of `kth` or more, so at least as many tokens have.
+    """
     vocab = logits.shape[0]
-    if top_k <= largest_logits.shape[0]:
-        # So many blocks, hence so many tokens, have a logit of this or more.
-        one = np.full(BLOCK, -np.inf, np.float32)
-        one[0] = _kth_largest(largest_logits, top_k)
-        weight = np.empty(BLOCK)
+    if top_k < vocab:
+        one, weight = np.full(BLOCK, -np.inf, np.float32), np.empty(BLOCK)
+        one[0] = kth
         exp_block(one, 0, largest, inverse_temperature, weight, 0)
         return min(_bin(weight[0] * (1.0 - _MARGIN)), NUM_BINS - 1), 0.0
-    if top_k < vocab:
-        return NUM_BINS - 1, 0.0
-    total = exp_weights(logits, largest, inverse_temperature, weights)
+    total = exp_weights(logits, largest, inverse_temperature, weights[:vocab])
     # Lighter tokens do not add up to what is beyond top_p, however many they are.
     return min(_bin((1.0 - top_p) * total / vocab), NUM_BINS - 1), total
 
 
+@njit
+def _exp_some(logits, largest_logits, largest, inverse_temperature, lowest, weights, blocks):
+    """The blocks, and their weights, in which one of `lowest` or more may be."""
+    passing = blocks[: _pass(largest_logits, largest, inverse_temperature, lowest, blocks)]
+    for block in passing:
+        exp_block(logits, block, largest, inverse_temperature, weights, block * BLOCK)
+    return passing
+
+
+@njit
+def _rank(logits, largest_logits, largest, kth, inverse_temperature, top_k, top_p, weights, blocks):
+    """The blocks, with their weights, that hold all of what top-k and then top-p keep; the last weight and token."""
+    last, total = _first_bound(logits, largest, kth, inverse_temperature, top_k, top_p, weights)
+    if total > 0.0:
+        passing = blocks[: _pass(largest_logits, largest, inverse_temperature, _lightest(last), blocks)]
+    else:
+        passing = _exp_some(logits, largest_logits, largest, inverse_temperature, _lightest(last), weights, blocks)
+    counts, masses = _tally(weights, passing, last + 1)
+    num_kept = _num_kept(weights, passing, counts, masses, top_k, top_p, total)
+    if num_kept == 0:
+        last = NUM_BINS - 1
+        passing = _exp_some(logits, largest_logits, largest, inverse_temperature, _lightest(last), weights, blocks)
+        counts, masses = _tally(weights, passing, last + 1)
+        num_kept = _num_kept(weights, passing, counts, masses, top_k, top_p, 0.0)
+    weight, token = _place(weights, passing, counts, num_kept - 1)
+    return passing, weight, token
+
+
 @njit(cache=True, nogil=True)
-def most_probable(logits, largest_logits, largest, inverse_temperature, top_k, top_p, min_p):
-    """Tokens that top-k, then top-p, then min-p keep: int32 [n], ascending, and their probabilities, float64 [n].
+def most_probable(logits, largest_logits, largest, kth, inverse_temperature, top_k, top_p, min_p):
+    """The distribution that top-k, then top-p, then min-p leave, as `sampling.draw` takes it: weights float64 [vocab],
+    the factor that makes them probabilities, and the blocks that hold any, int32 [n]. Other blocks are not written.
 
     logits float32 [vocab]; largest_logits float32 [blocks] and `largest` as from `sampling.largest_logits`, finite;
-    1 <= top_k <= vocab; 0 < top_p <= 1; 0 <= min_p <= 1. With the last of all three, all tokens of positive weight.
+    kth: the top_k-th largest of largest_logits, or the least where there are fewer; 1 <= top_k <= vocab, where vocab
+    keeps all; 0 < top_p <= 1; 0 <= min_p <= 1.
     """
     vocab = logits.shape[0]
-    weights, tokens = np.empty(vocab), np.empty(vocab, np.int32)
+    blocks = np.empty(largest_logits.shape[0], np.int32)
+    weights = np.empty(blocks.shape[0] * BLOCK)
+    weights[vocab:] = 0.0
+    lowest, last = max(min_p, 2.0**-1022), vocab
     if top_k == vocab and top_p >= 1.0:
-        lowest = max(min_p, 2.0**-1022)
-        count = _gather(logits, largest_logits, largest, inverse_temperature, lowest, False, weights, tokens)
-        kept, kept_weights = tokens[:count], weights[tokens[:count]]
+        passing = _exp_some(logits, largest_logits, largest, inverse_temperature, lowest, weights, blocks)
     else:
-        last, total = _first_bound(logits, largest_logits, largest, inverse_temperature, top_k, top_p, weights)
-        known = total > 0.0
-        while True:
-            lowest = _lightest(last)
-            count = _gather(logits, largest_logits, largest, inverse_temperature, lowest, known, weights, tokens)
-            kept, kept_weights = tokens[:count], weights[tokens[:count]]
-            counts, masses = _tally(kept_weights, last + 1)
-            num_kept = _num_kept(kept_weights, counts, masses, top_k, top_p, total)
-            if num_kept > 0:
-                break
-            last, total = NUM_BINS - 1, 0.0
-        _keep_heaviest(kept, kept_weights, counts, num_kept)
-        kept, kept_weights = kept[:num_kept], kept_weights[:num_kept]
-        if min_p > 0.0:
-            enough = kept_weights >= min_p
-            kept, kept_weights = kept[enough], kept_weights[enough]
-    normalise_few(kept, kept_weights, vocab)
-    return kept, kept_weights
+        passing, weight, token = _rank(
+            logits, largest_logits, largest, kth, inverse_temperature, top_k, top_p, weights, blocks
+        )
+        if weight >= lowest:
+            lowest, last = weight, token
+    passing = passing[: _drop(weights, passing, lowest, last)]
+    weights = weights[:vocab]
+    return weights, inverse_sum(weights, passing), passing

@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from prolepsis.kernels.exponential import COEFFICIENTS, F64, RUN, exp_run
-from prolepsis.kernels.llvm import F32, I32, I64, data, load, maximum, scaled
+from prolepsis.kernels.llvm import F32, I32, I64, broadcast, data, load, maximum, scaled, store
 
 BLOCK = RUN
 """Tokens of a block: `draw` makes a partial sum of each."""
@@ -19,6 +19,8 @@ BLOCK = RUN
 @intrinsic
 def _largest_of_block(typing, logits, at):
     """Largest of 64 float32 from `at` on; NaN where one is."""
+    if logits.layout != "C":
+        return None  # no such function: the values do not lie side by side
 
     def emit(context, b, signature, arguments):
         floats = ir.VectorType(F32, BLOCK)
@@ -26,9 +28,7 @@ def _largest_of_block(typing, logits, at):
         broken = b.bitcast(b.fcmp_unordered("uno", whole, whole), I64)
         half, largest = BLOCK // 2, whole
         while half:
-            low, high = (
-                ir.Constant(ir.VectorType(I32, half), list(range(first, first + half))) for first in (0, half)
-            )
+            low, high = (ir.Constant(ir.VectorType(I32, half), list(range(first, first + half))) for first in (0, half))
             largest = maximum(b, b.shuffle_vector(largest, largest, low), b.shuffle_vector(largest, largest, high))
             half //= 2
         largest = b.extract_element(largest, I32(0))
@@ -38,19 +38,44 @@ def _largest_of_block(typing, logits, at):
 
 
 @intrinsic
-def _sum_of_block(typing, weights, at):
-    """What `_sum_range` gives for 64 float64 from `at` on."""
+def _add_block(typing, parts, values, at, factor):
+    """parts[i] += values[at + i] * factor, then values[at + i + 4] and so on to 64; float64, parts [4]."""
+    if values.layout != "C":
+        return None
 
     def emit(context, b, signature, arguments):
-        source = data(context, b, signature.args[0], arguments[0])
+        sums, source = (data(context, b, signature.args[i], arguments[i]) for i in (0, 1))
         four = ir.VectorType(F64, 4)
-        total = ir.Constant(four, [0.0] * 4)
+        total, factor = load(b, four, sums, I64(0)), broadcast(b, four, arguments[3])
         for i in range(0, BLOCK, 4):
-            total = b.fadd(total, load(b, four, source, scaled(b, b.add(arguments[1], I64(i)), 8)))
-        first, second, third, fourth = (b.extract_element(total, I32(lane)) for lane in range(4))
-        return b.fadd(b.fadd(first, second), b.fadd(third, fourth))
+            value = load(b, four, source, scaled(b, b.add(arguments[2], I64(i)), 8))
+            total = b.fadd(total, b.fmul(value, factor))
+        store(b, total, sums, I64(0))
+        return context.get_dummy_value()
 
-    return types.float64(weights, types.int64), emit
+    return types.void(parts, values, types.int64, types.float64), emit
+
+
+@njit(inline="always")
+def _add(parts, values, start, count, factor=1.0):
+    """Add `count` values times `factor`, those of a block or the last of a row, to four sums, so as to overlap."""
+    if count == BLOCK:
+        _add_block(parts, values, start, factor)
+    else:
+        whole = count // 4 * 4
+        for i in range(count):
+            parts[i & 3 if i < whole else 0] += values[start + i] * factor
+
+
+@njit(inline="always")
+def _clear(parts):
+    for i in range(4):
+        parts[i] = 0.0
+
+
+@njit(inline="always")
+def _total(parts):
+    return (parts[0] + parts[1]) + (parts[2] + parts[3])
 
 
 @njit(cache=True, nogil=True)
@@ -83,33 +108,28 @@ def exp_block(logits, block, largest, inverse_temperature, weights, to):
         exp_run(logits, start, largest, inverse_temperature, COEFFICIENTS, COEFFICIENTS.shape[0], weights, to)
     else:
         padded, results = np.full(BLOCK, -np.inf, np.float32), np.empty(BLOCK)
-        padded[:count] = logits[start:]
+        for i in range(count):
+            padded[i] = logits[start + i]
         exp_run(padded, 0, largest, inverse_temperature, COEFFICIENTS, COEFFICIENTS.shape[0], results, 0)
-        weights[to : to + count] = results[:count]
+        for i in range(count):
+            weights[to + i] = results[i]
     return count
 
 
 @njit(inline="always")
 def _exp_blocks(logits, largest, inverse_temperature, weights, stride):
     """Sum of the exponentials, each block's written `stride` after that of the block before."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    parts = np.zeros(4)
     for block in range((logits.shape[0] + BLOCK - 1) // BLOCK):
         to = block * stride
         count = exp_block(logits, block, largest, inverse_temperature, weights, to)
-        whole = to + count // 4 * 4
-        for i in range(to, whole, 4):
-            a += weights[i]
-            b += weights[i + 1]
-            c += weights[i + 2]
-            d += weights[i + 3]
-        for i in range(whole, to + count):
-            a += weights[i]
-    return (a + b) + (c + d)
+        _add(parts, weights, to, count)
+    return _total(parts)
 
 
 @njit(cache=True, nogil=True)
 def exp_weights(logits, largest, inverse_temperature, weights):
-    """weights[i] = exp((logits[i] - largest) * inverse_temperature), so that the largest is exactly 1; returns their sum.
+    """weights[i] = exp((logits[i] - largest) * inverse_temperature), the largest being exactly 1; returns their sum.
 
     logits float32 [vocab], finite or -inf; weights float64 [vocab], written.
     """
@@ -137,28 +157,13 @@ def penalise(logits, tokens, output_counts, repetition, presence, frequency):
 
 
 @njit(inline="always")
-def _sum_range(weights, start, stop):
-    """Sum of weights[start:stop] in four interleaved partial sums, so that the additions overlap in the pipeline."""
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    whole = start + (stop - start) // 4 * 4
-    for i in range(start, whole, 4):
-        a += weights[i]
-        b += weights[i + 1]
-        c += weights[i + 2]
-        d += weights[i + 3]
-    for i in range(whole, stop):
-        a += weights[i]
-    return (a + b) + (c + d)
-
-
-@njit(inline="always")
-def _locate(values, start, stop, running, target):
-    """The first i in start .. stop - 1 at which `running` plus the values so far exceeds target, and the sum before i.
+def _locate(values, running, target):
+    """The first i at which `running` plus the values so far exceeds target, and the sum before i.
 
     Where rounding lets none exceed it, the last positive value stands in, so a value of 0 is never chosen.
     """
-    chosen, before = start, running
-    for i in range(start, stop):
+    chosen, before = 0, running
+    for i in range(values.shape[0]):
         if values[i] > 0.0:
             chosen, before = i, running
             running += values[i]
@@ -167,63 +172,37 @@ def _locate(values, start, stop, running, target):
     return chosen, before
 
 
-@njit(cache=True, nogil=True)
-def draw(weights, uniform):
-    """Inverse-transform sampling: the first index at which the running sum exceeds uniform * (sum of all).
+@njit(inline="always")
+def inverse_sum(weights, blocks):
+    """1 / (sum of all weights), added in the order of `exp_weights`. Arguments as in `draw`."""
+    parts = np.zeros(4)
+    for block in blocks:
+        _add(parts, weights, block * BLOCK, min(BLOCK, weights.shape[0] - block * BLOCK))
+    return 1.0 / _total(parts)
 
-    weights float64 [vocab], not negative, at least one positive; uniform in [0, 1). Never an index of weight 0.
+
+@njit(cache=True, nogil=True)
+def draw(weights, factor, blocks, uniform):
+    """Inverse-transform sampling: the first index at which the running sum of weights * factor exceeds
+    uniform * (sum of all). Never an index of weight 0.
+
+    weights float64 [vocab], not negative, at least one positive; blocks int32 [n], ascending: those in which any is
+    positive, the others are not read; uniform in [0, 1).
     """
     size = weights.shape[0]
-    sums = np.empty((size + BLOCK - 1) // BLOCK)
-    for block in range(size // BLOCK):
-        sums[block] = _sum_of_block(weights, block * BLOCK)
-    if size % BLOCK:
-        sums[size // BLOCK] = _sum_range(weights, size // BLOCK * BLOCK, size)
-    target = uniform * _sum_range(sums, 0, sums.shape[0])
-    block, before = _locate(sums, 0, sums.shape[0], 0.0, target)
-    token, _ = _locate(weights, block * BLOCK, min((block + 1) * BLOCK, size), before, target)
-    return token
-
-
-@njit(inline="always")
-def _part(index, size):
-    """Which of the four partial sums of `_sum_range` over `size` values takes the index-th."""
-    return index & 3 if index < size // 4 * 4 else 0
-
-
-@njit(cache=True, nogil=True)
-def normalise_few(tokens, weights, vocab):
-    """Scale weights, in place, by the inverse of what would be the sum of a whole row with zeros elsewhere.
-
-    tokens int32 [n], ascending; weights float64 [n]; vocab: tokens in a row.
-    """
-    parts = np.zeros(4)
-    for i in range(tokens.shape[0]):
-        parts[_part(tokens[i], vocab)] += weights[i]
-    factor = 1.0 / ((parts[0] + parts[1]) + (parts[2] + parts[3]))
-    for i in range(tokens.shape[0]):
-        weights[i] *= factor
-
-
-@njit(cache=True, nogil=True)
-def draw_few(tokens, weights, vocab, uniform):
-    """The token that `draw` would choose from a whole row with zeros elsewhere.
-
-    tokens int32 [n], ascending; weights float64 [n], as in `draw`; vocab: tokens in a row.
-    """
-    sums = np.zeros((vocab + BLOCK - 1) // BLOCK)
-    first = np.zeros(sums.shape[0] + 1, np.int64)
+    sums = np.zeros((size + BLOCK - 1) // BLOCK)
     parts = np.empty(4)
-    i = 0
-    for block in range(sums.shape[0]):
-        first[block] = i
-        parts[:] = 0.0
-        while i < tokens.shape[0] and tokens[i] < (block + 1) * BLOCK:
-            parts[_part(tokens[i], vocab)] += weights[i]
-            i += 1
-        sums[block] = (parts[0] + parts[1]) + (parts[2] + parts[3])
-    first[sums.shape[0]] = i
-    target = uniform * _sum_range(sums, 0, sums.shape[0])
-    block, before = _locate(sums, 0, sums.shape[0], 0.0, target)
-    chosen, _ = _locate(weights, first[block], first[block + 1], before, target)
-    return tokens[chosen]
+    for block in blocks:
+        _clear(parts)
+        _add(parts, weights, block * BLOCK, min(BLOCK, size - block * BLOCK), factor)
+        sums[block] = _total(parts)
+    _clear(parts)
+    for start in range(0, sums.shape[0], BLOCK):
+        _add(parts, sums, start, min(BLOCK, sums.shape[0] - start))
+    target = uniform * _total(parts)
+    block, before = _locate(sums, 0.0, target)
+    inside = np.empty(min(BLOCK, size - block * BLOCK))
+    for i in range(inside.shape[0]):
+        inside[i] = weights[block * BLOCK + i] * factor
+    token, _ = _locate(inside, before, target)
+    return block * BLOCK + token

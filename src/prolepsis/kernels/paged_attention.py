@@ -112,43 +112,54 @@ def _score(pool, first, second, q, queries, scores, column, wide):
 
 @njit(inline="always")
 def _attend_part(
-    pool, tables, sequence, layer, head, q, queries, group, position, start, stop, scores, wide, out, state
-):
+    pool, tables, sequence, layer, heads, q, q_stride, queries, group, position, start, stop, scores, wide, out,
+    out_stride, state, state_stride,
+):  # fmt: skip
     """One part of the context: out[v] = sum of exp(score - max) * v and state[v] = (max, sum) for each query v.
 
-    Query v = row * group + head in group, at `position` + v // group; tokens after it are not seen. A query that sees
-    nothing of the part gets sum 0. wide: uint16 [tokens of a block or UNIT, head_dim], for K and V of a narrow dtype in
-    16 bits.
+    heads: the first KV head and how many; q, out and state of the next one lie `q_stride`, `out_stride` and
+    `state_stride` behind. Query v = row * group + head in group, at `position` + v // group; tokens after it are not
+    seen. A query that sees nothing of the part gets sum 0. wide: uint16 [tokens of a block or UNIT, head_dim], for K
+    and V of a narrow dtype in 16 bits.
     """
-    dim, size = pool.head_dim, pool.block_size
-    base = layer * pool.num_blocks
+    dim, size, width = pool.head_dim, pool.block_size, queries * PART
+    base, (head, together) = layer * pool.num_blocks, heads
     for token in range(start, stop, UNIT):
         then = min(token + 16, stop - 1) // 16 * 16
         first = (base + tables[sequence, token // size]) * pool.kv_heads + head
         second = (base + tables[sequence, then // size]) * pool.kv_heads + head
-        _score(pool, (first, token % size), (second, then % size), q, queries, scores, token - start, wide)
-    for v in range(queries):
-        valid = min(position + v // group + 1, stop) - start
-        if valid > 0:
-            exponentiate(scores, v * PART, valid, state, 2 * v)
-        else:
-            state[2 * v], state[2 * v + 1] = -np.inf, 0.0
-    out[: queries * dim] = 0.0
+        for i in range(together):
+            _score(
+                pool, (first + i, token % size), (second + i, then % size), q[i * q_stride :], queries,
+                scores[i * width :], token - start, wide,
+            )  # fmt: skip
+    for i in range(together):
+        for v in range(queries):
+            valid, at = min(position + v // group + 1, stop) - start, i * state_stride + 2 * v
+            if valid > 0:
+                exponentiate(scores, i * width + v * PART, valid, state, at)
+            else:
+                state[at], state[at + 1] = -np.inf, 0.0
+        out[i * out_stride : i * out_stride + queries * dim] = 0.0
     for token in range(start, stop, size):
-        block = (base + tables[sequence, token // size]) * pool.kv_heads + head
-        at, count = block * dim * size, min(size, stop - token)
-        dtype, values = pool.dtype, pool.v
-        if is_narrow(pool.dtype):
-            _widen_values(pool, block, count, wide)
-            dtype, values, at = attended(pool.dtype), wide, 0
-        v = 0
-        while v < queries:
-            # A row whose own position lies inside these tokens stops short; from the first that sees all, all do.
-            seen = min(position + v // group + 1 - token, count)
-            together = queries - v if seen == count else group
-            if seen > 0:
-                add_values(dtype, values, at, seen, dim, scores, token - start, PART, v, together, out)
-            v += together
+        first = (base + tables[sequence, token // size]) * pool.kv_heads + head
+        for i in range(together):
+            at, count = (first + i) * dim * size, min(size, stop - token)
+            dtype, values = pool.dtype, pool.v
+            if is_narrow(pool.dtype):
+                _widen_values(pool, first + i, count, wide)
+                dtype, values, at = attended(pool.dtype), wide, 0
+            v = 0
+            while v < queries:
+                # A row whose own position lies inside these tokens stops short; from the first that sees all, all do.
+                seen = min(position + v // group + 1 - token, count)
+                rows = queries - v if seen == count else group
+                if seen > 0:
+                    add_values(
+                        dtype, values, at, seen, dim, scores[i * width :], token - start, PART, v, rows,
+                        out[i * out_stride :],
+                    )  # fmt: skip
+                v += rows
 
 
 @njit(inline="always")
@@ -173,23 +184,36 @@ def _finish(queries, dim, group, head, heads, row, total, state, out):
         divide_row(total, v * dim, dim, state, 2 * v, out, at)
 
 
+@njit(inline="always")
+def _heads_at_once(heads, queries):
+    """How many KV heads one item takes for a tile of so many queries a head.
+
+    Where these are few, reading K and V is what takes the time, and memory is read several times as fast in its own
+    order, in which the heads of a block follow each other.
+    """
+    return min(max(TILE_QUERIES // queries, 1), heads)
+
+
 @njit(cache=True)
 def plan_attention(pool, tiles, count, group, threads, room):
     """How to cut the attention of `count` tiles into items: (pairs, shares, span, width).
 
-    A pair is a tile with a KV head. With few of them every part of the context is a share of its own, so that all
-    threads have work, provided that `room` floats hold the results of all shares; `width` is the floats of one result.
+    A pair is a tile with a KV head; its item may do the work of the pairs behind it (`_heads_at_once`), whose own then
+    do nothing. With few that do any, every part of the context is a share of its own, so that all threads have work,
+    provided that `room` floats hold the results of all shares; `width` is the floats of one result.
     An item is `span` shares of a pair in a row: pairs * ceil(shares / span) items in all.
     """
-    longest, widest = 0, 0
+    longest, widest, working = 0, 0, 0
     for tile in range(count):
         longest = max(longest, tiles.first_position[tile] + tiles.num_rows[tile])
         widest = max(widest, tiles.num_rows[tile] * group)
+        together = _heads_at_once(pool.kv_heads, tiles.num_rows[tile] * group)
+        working += (pool.kv_heads + together - 1) // together
     pairs, parts = count * pool.kv_heads, (longest + PART - 1) // PART
     width = widest * pool.head_dim
-    if threads == 1 or pairs >= ENOUGH_PAIRS or pairs * parts * width > room:
+    if threads == 1 or working >= ENOUGH_PAIRS or pairs * parts * width > room:
         return pairs, 1, 1, width
-    return pairs, parts, (pairs * parts - 1) // (_ITEMS_A_THREAD * threads) + 1, width
+    return pairs, parts, (working * parts - 1) // (_ITEMS_A_THREAD * threads) + 1, width
 
 
 @njit(inline="always")
@@ -206,29 +230,38 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     tile, head = pair // heads, pair % heads
     end = tiles.first_position[tile] + tiles.num_rows[tile]
     queries = tiles.num_rows[tile] * group
-    at = (head * rows + tiles.first_row[tile]) * group * dim
-    query = q[at : at + queries * dim]
-    scores, part = np.empty(queries * PART, np.float32), np.empty(queries * dim, np.float32)
-    part_state = np.empty(2 * queries, np.float32)
+    together = _heads_at_once(heads, queries)
+    if head % together != 0:
+        return
+    together = min(together, heads - head)
+    q_stride, every = rows * group * dim, together * queries
+    query = q[head * q_stride + tiles.first_row[tile] * group * dim :]
+    scores = np.empty(every * PART, np.float32)
     wide = np.empty(max(UNIT, pool.block_size) * dim if is_narrow(pool.dtype) else 0, np.uint16)
     if shares > 1:
         states = 2 * (width // dim)
         for share in range(first, min(first + span, shares, (end + PART - 1) // PART)):
             at = pair * shares + share
             _attend_part(
-                pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group,
+                pool, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
                 tiles.first_position[tile], share * PART, min((share + 1) * PART, end), scores, wide,
-                partial[at * width : (at + 1) * width], partial_state[at * states : (at + 1) * states],
+                partial[at * width :], shares * width, partial_state[at * states :], shares * states,
             )  # fmt: skip
         return
-    total, state = np.empty(queries * dim, np.float32), np.empty(2 * queries, np.float32)
+    part, part_state = np.empty(every * dim, np.float32), np.empty(2 * every, np.float32)
+    total, state = np.empty(every * dim, np.float32), np.empty(2 * every, np.float32)
     for start in range(0, end, PART):
         _attend_part(
-            pool, tiles.tables, tiles.sequence[tile], layer, head, query, queries, group, tiles.first_position[tile],
-            start, min(start + PART, end), scores, wide, part, part_state,
+            pool, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
+            tiles.first_position[tile], start, min(start + PART, end), scores, wide, part, queries * dim, part_state,
+            2 * queries,
         )  # fmt: skip
-        _fold(start == 0, queries, dim, total, state, part, part_state)
-    _finish(queries, dim, group, head, heads * group, tiles.first_row[tile], total, state, out)
+        _fold(start == 0, every, dim, total, state, part, part_state)
+    for i in range(together):
+        _finish(
+            queries, dim, group, head + i, heads * group, tiles.first_row[tile], total[i * queries * dim :],
+            state[2 * i * queries :], out,
+        )  # fmt: skip
 
 
 @njit(cache=True)

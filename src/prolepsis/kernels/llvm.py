@@ -71,6 +71,15 @@ def call(b, name, result, arguments):
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), arguments)
 
 
+def prefetch(b, pointer):
+    """Have the cache line at an i8 pointer fetched into the second level; the address may be any."""
+    signature = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    read, second_level, data_ = I32(0), I32(2), I32(1)
+    b.call(
+        cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0"), [pointer, read, second_level, data_]
+    )
+
+
 def fma(b, x, y, z):
     """x * y + z, rounded once."""
     return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])

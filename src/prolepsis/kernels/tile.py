@@ -29,6 +29,7 @@ from prolepsis.kernels.llvm import (
     fma,
     half_to_float,
     load,
+    prefetch,
     scaled,
     splat,
     store,
@@ -47,6 +48,9 @@ QUANTISED = (Q4_0, Q4_1, Q8_0, Q6_K)
 # the sum of quants, then minus the sum of the first 16 quants, of the last 16 and of all 32, as int32.
 RECORD = 5
 _SCALE, _TOTAL, _FIRST_SUM, _WHOLE_SUM = 0, 1, 2, 4
+
+_LINE = 64  # bytes that memory delivers at once
+_AHEAD = 4096  # bytes between a weight that is used and one that is fetched
 
 # log2 of what was added to a weight to make it unsigned.
 _BIAS_SHIFT = {Q4_0: 3, Q8_0: 7, Q6_K: 5}
@@ -155,6 +159,10 @@ def _product(b, kind, planes, count, first, tile, activations, output):
         b.store(splat(FLOATS, 0.0), slot)
     with cgutils.for_range(b, cells) as loop:
         cell = b.add(offset, scaled(b, loop.index, CELL_BYTES[kind]))
+        if count > 1:
+            # A single row reads as fast as memory delivers; more compute between reads, and would wait for each.
+            for line in range(0, CELL_BYTES[kind], _LINE):
+                prefetch(b, b.gep(w, [b.add(cell, I64(_AHEAD + line))]))
 
         def at(base, size):
             def address(t):

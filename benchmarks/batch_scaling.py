@@ -1,6 +1,6 @@
 """Decode speed as the batch and the context grow: does ten times the context cost what it should?
 
-python benchmarks/batch_scaling.py [--model MODEL] [--batches 1,4,16,32] [--contexts 100,1000,8000] [--plot FILE]
+python benchmarks/batch_scaling.py [--model MODEL] [--batches 1,4,16,32] [--contexts 100,1000,8000] [--kv-dtype D] [--plot FILE]
 
 Every sequence of a batch has K and V of its own in memory. `ms` is one decode step of the whole batch, `tokens/s` its
 batch over it, `KV GB/s` the bytes of K and V the step reads. Combinations whose cache exceeds --kv-memory are left out.
@@ -77,9 +77,15 @@ def main() -> None:
     flags.add_argument("--batches", type=numbers, default=[1, 4, 16, 32], metavar="N,N,...")
     flags.add_argument("--contexts", type=numbers, default=[100, 1000, 8000], metavar="N,N,...")
     flags.add_argument("--kv-memory", type=int, default=4096, metavar="MB")
+    flags.add_argument("--kv-dtype", default="bf16", help="number format of the cache")
     flags.add_argument("--plot", metavar="FILE", help="draw the figures too (.svg or .png; needs matplotlib)")
     arguments = flags.parse_args()
-    llm = LLM(arguments.model, threads=arguments.threads, kv_memory=arguments.kv_memory * 1_000_000)
+    llm = LLM(
+        arguments.model,
+        threads=arguments.threads,
+        kv_memory=arguments.kv_memory * 1_000_000,
+        kv_dtype=arguments.kv_dtype,
+    )
     rows = []
     for context in arguments.contexts:
         for batch in arguments.batches:
@@ -90,7 +96,7 @@ def main() -> None:
                 rows.append(measure(llm, batch, context, arguments.runs))
     if arguments.plot:
         plot(rows, arguments.plot)
-    report("decode of a batch", rows, arguments, model=arguments.model)
+    report("decode of a batch", rows, arguments, model=arguments.model, kv_dtype=arguments.kv_dtype)
 
 
 if __name__ == "__main__":

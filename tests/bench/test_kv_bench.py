@@ -314,7 +314,7 @@ def test_a_coder_that_fails_is_told_and_left_out(text: Path, tiny: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--kv-dtype", "int3"], ["--kv-dtype 'int3'", "bf16, fp16"]),
+        (["--kv-dtype", "int3"], ["KV cache dtype 'int3'", "bf16, fp16"]),
         (["--predictor", "twin"], ["--predictor 'twin'", "marginal, static, linear"]),
         (["--threads", "0"], ["--threads must be at least 1, not 0"]),
         (["--tokens", "1"], ["--tokens must be at least 2, not 1"]),

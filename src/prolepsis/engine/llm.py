@@ -17,7 +17,6 @@ from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.memory import new_cache, require_memory
-from prolepsis.engine.progress import bar
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
@@ -202,6 +201,8 @@ class LLM:
             self._new_tasks(tokens, each, priority, cache_salt) for tokens, each in zip(encoded, wanted, strict=True)
         ]
         if progress is True:
+            from prolepsis.engine.progress import bar  # what it draws with is slow to import, and not needed else
+
             with bar("generating") as on_progress:
                 self._run_all(groups, on_progress)
         else:

@@ -1,6 +1,6 @@
 """Decode speed as the batch and the context grow: does ten times the context cost what it should?
 
-python benchmarks/batch_scaling.py [--model MODEL] [--batches 1,4,16,32] [--contexts 100,1000,8000] [--kv-dtype D] [--plot FILE]
+python benchmarks/batch_scaling.py [--batches 1,4,16,32] [--contexts 100,1000,8000] [--kv-dtype DTYPE] [--plot FILE]
 
 Every sequence of a batch has K and V of its own in memory. `ms` is one decode step of the whole batch, `tokens/s` its
 batch over it, `KV GB/s` the bytes of K and V the step reads. Combinations whose cache exceeds --kv-memory are left out.

@@ -71,6 +71,8 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
         (["x", "--kv-memory", "64KiB", "--max-context", "2000"], ["max_context 2000 needs a KV cache of"]),
         (["x", "--n", "0"], ["n must be an integer in 1 .. 128"]),
         (["x", "--n", "3", "--best-of", "2"], ["best_of must be an integer in n (3) .. 128"]),
+        (["x", "--n", "3"], ["--n and --best-of need --temperature above 0"]),
+        (["x", "--length-penalty", "2"], ["--early-stopping are for a beam search: add --beam-width"]),
         (["x", "--beam-width", "0"], ["beam_width must be an integer in 1 .. 64"]),
         (["x", "--beam-width", "2", "--n", "3"], ["n must be an integer in 1 .. beam_width (2)"]),
         (["x", "--beam-width", "2", "--seed", "1"], ["--seed is for sampling: leave it out, or --beam-width"]),

@@ -1,5 +1,6 @@
 """The engine, pass by pass: order, fairness, sharing, preemption, cancellation and failures."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,54 @@ def test_a_search_that_is_preempted_comes_back(room: Room) -> None:
         assert all(request.completion.finish_reason == "length" for request in older)
 
 
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_search_fits_into_as_many_blocks_as_it_has_beams(room: Room, width: int) -> None:
+    params = BeamParams(beam_width=width, n=width, max_tokens=20, ignore_eos=True)
+    engine = room.engine(width)
+    search = room.llm.new_search(prompt(3, 11), params)
+    engine.add(search)
+    finish(engine)
+    assert search.completions == room.generate([prompt(3, 11)], params)
+    again = room.llm.new_search(prompt(3, 11), params)
+    engine.add(again)
+    finish(engine)
+    assert again.completions == search.completions
+
+
+def test_an_interrupted_pass_leaves_nothing_behind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = room.engine(8)
+    many = [room.add(engine, prompt(i, 60), SEEDED) for i in range(6)]
+    put = SwapSpace.put
+
+    def interrupted(self: SwapSpace, *arguments: object) -> object:
+        monkeypatch.setattr(SwapSpace, "put", put)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SwapSpace, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(engine)
+    for request in many[::2]:
+        engine.cancel(request)
+    finish(engine)
+    expected = room.generate([prompt(i, 60) for i in range(6)], SEEDED)
+    assert [request.completion for request in many[1::2]] == expected[1::2]
+
+
+def test_ctrl_c_ends_a_batch_between_passes(llm: LLM) -> None:
+    prompts = [prompt(i) for i in range(4)]
+    expected = llm.generate(prompts, SEEDED)
+
+    def strike(done: int, total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    short = [replace(SEEDED, max_tokens=4), *[replace(SEEDED, max_tokens=200)] * 3]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, short, progress=strike)
+    assert not llm.engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert llm.generate(prompts, SEEDED) == expected
+
+
 def test_what_can_never_fit_is_refused_at_once(room: Room) -> None:
     engine = room.engine(64)
     pool = room.llm.kv_cache.pool
@@ -372,6 +421,9 @@ def test_requests_from_prompts_with_parameters_of_their_own(llm: LLM) -> None:
     assert done == [(1, 3), (2, 3), (3, 3)]
     with pytest.raises(InputError, match="params has 2 entries for 3 prompts"):
         llm.generate(prompts, params[:2])
+    for wrong in ("x", {"n": 1}, [None], [GREEDY, 5, GREEDY]):
+        with pytest.raises(InputError, match="params must be SamplingParams or BeamParams"):
+            llm.generate(prompts, wrong)  # type: ignore[arg-type]
 
 
 def test_a_new_tiny_model_has_an_engine_of_the_asked_kind(tiny: Path) -> None:

@@ -73,3 +73,10 @@ def test_defaults_sample_the_plain_distribution():
     assert not params.is_greedy
     assert not params.has_penalties
     assert SamplingParams(temperature=0).is_greedy
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids", "logit_bias"])
+def test_what_is_no_list_is_refused_by_name_and_none_is_an_empty_one(field: str) -> None:
+    assert not getattr(SamplingParams(**{field: None}), field)
+    with pytest.raises(InputError, match=f"{field} must .*not 5"):
+        SamplingParams(**{field: 5})

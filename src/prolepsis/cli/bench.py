@@ -20,6 +20,7 @@ from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.kernels.team import default_threads
 from prolepsis.model.pull import DEFAULT_MODEL
 
+_MOST_AT_ONCE = 1024
 _REQUESTS_A_PLACE = 4  # the first of a run arrive all at once; it takes some more until it is as in the long run
 
 
@@ -50,6 +51,8 @@ def bench(
     for flag, value in at_least_1.items():
         if value < 1:
             raise InputError(f"{flag} must be at least 1, not {value}")
+    if concurrency is not None and concurrency > _MOST_AT_ONCE:
+        raise InputError(f"--concurrency must be at most {_MOST_AT_ONCE}, not {concurrency}")
     llm = load(model, kv_memory=kv_memory, threads=threads)
     needed = prompt_tokens + new_tokens + 1 if concurrency is None else longest(prompt_tokens, new_tokens) + 1
     if needed > llm.max_context:

@@ -78,17 +78,21 @@ def generate(
     seed: Seed = None,
     logprobs: Logprobs = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the model's end-of-text token.")] = False,
-    n: Annotated[int, typer.Option("--n", help="Completions to return, each with a seed of its own.")] = 1,
+    n: Annotated[
+        int, typer.Option("--n", help="Completions to return; needs --temperature above 0, or --beam-width.")
+    ] = 1,
     best_of: Annotated[
         int | None, typer.Option(help="Make this many and return the n of the highest log-probability a token.")
     ] = None,
     beam_width: Annotated[
         int | None, typer.Option(help="Search for the likeliest text with so many beams, instead of sampling.")
     ] = None,
-    length_penalty: Annotated[float, typer.Option(help="Of a beam search: above 0 favours long answers.")] = 1.0,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of a beam search: above 0 favours long answers. Default: 1.")
+    ] = None,
     early_stopping: Annotated[
-        EarlyStopping, typer.Option(help="When a beam search ends: see BeamParams in the Python documentation.")
-    ] = EarlyStopping.false,
+        EarlyStopping | None, typer.Option(help="When a beam search ends: see docs/engine.md. Default: false.")
+    ] = None,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
@@ -100,6 +104,8 @@ def generate(
         raise InputError("--logprobs is reported with --json only")
     params: SamplingParams | BeamParams
     if beam_width is None:
+        if length_penalty is not None or early_stopping is not None:
+            raise InputError("--length-penalty and --early-stopping are for a beam search: add --beam-width")
         params = SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -117,6 +123,8 @@ def generate(
             n=n,
             best_of=best_of,
         )
+        if params.samples > 1 and params.is_greedy:
+            raise InputError("--n and --best-of need --temperature above 0: at 0 all completions are the same")
     else:
         _require_search(
             temperature=(temperature, 0.0),
@@ -133,8 +141,8 @@ def generate(
         )
         params = BeamParams(
             beam_width=beam_width,
-            length_penalty=length_penalty,
-            early_stopping=_EARLY_STOPPING[early_stopping],
+            length_penalty=1.0 if length_penalty is None else length_penalty,
+            early_stopping=_EARLY_STOPPING[early_stopping or EarlyStopping.false],
             n=n,
             max_tokens=max_tokens,
             stop_token_ids=stop_token_id or (),

@@ -43,8 +43,7 @@ class AsyncEngine:
         ProlepsisError after `close`. Nothing is queued before the first token is waited for.
         """
         params = params or SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise InputError("only SamplingParams can be streamed; use LLM.generate for a beam search")
+        self._require_sampling(params)
         if params.samples != 1:
             raise InputError(f"n and best_of must be 1, not {params.n} and {params.best_of}: use generate_samples")
         return self.generate_samples(prompt, params, priority=priority, cache_salt=cache_salt)[0]
@@ -53,11 +52,17 @@ class AsyncEngine:
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
     ) -> list["Stream"]:
         """As `generate`, the completions that `params` asks for, all `best_of` of them, each with its own iterator."""
+        self._require_sampling(params)
         self._worker.require_open()
         tokens = self._llm.encode(prompt)
         requests = self._llm.new_requests(tokens, params, priority=priority, cache_salt=cache_salt)
         self._llm.engine.require_fits(requests[0])
         return [Stream(self, request) for request in requests]
+
+    @staticmethod
+    def _require_sampling(params: object) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InputError(f"only SamplingParams can be streamed, not {params!r}; LLM.generate searches")
 
     async def close(self) -> None:
         """Cancel what runs, whose readers get a ProlepsisError, and end the thread. May be called more than once."""

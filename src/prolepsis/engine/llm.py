@@ -16,6 +16,7 @@ from prolepsis.engine.beam_request import BeamRequest
 from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.engine import Engine, require_places
+from prolepsis.engine.interrupts import deferred
 from prolepsis.engine.memory import new_cache, require_memory
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed
@@ -126,10 +127,10 @@ class LLM:
         """Runs requests together; `generate` is made of it."""
 
     def _check_context(self, max_context: int | None) -> None:
-        if max_context is not None and not 2 <= max_context <= self.config.max_context:
+        if max_context is not None and not (is_int(max_context) and 2 <= max_context <= self.config.max_context):
             raise InputError(
                 f"max_context must be in 2 .. {self.config.max_context}, what {self.name} was trained for, "
-                f"not {max_context}"
+                f"not {max_context!r}"
             )
 
     @cached_property
@@ -215,19 +216,21 @@ class LLM:
         requests = [request for group in groups for request in group]
         for request in requests:
             self.engine.require_fits(request)
-        try:
-            for request in requests:
-                self.engine.add(request)
-            while left:
-                for task, delta in self.engine.step():
-                    if (delta is None or delta.finish_reason is not None) and task in left:
-                        index = left.pop(task)
-                        open_[index] -= 1
-                        if open_[index] == 0:
-                            on_progress(open_.count(0), len(groups))
-        finally:
-            for request in requests:
-                self.engine.cancel(request)
+        with deferred() as check_interrupts:
+            try:
+                for request in requests:
+                    self.engine.add(request)
+                while left:
+                    check_interrupts()
+                    for task, delta in self.engine.step():
+                        if (delta is None or delta.finish_reason is not None) and task in left:
+                            index = left.pop(task)
+                            open_[index] -= 1
+                            if open_[index] == 0:
+                                on_progress(open_.count(0), len(groups))
+            finally:
+                for request in requests:
+                    self.engine.cancel(request)
 
     def encode_chat(self, messages: Many[Message]) -> list[int]:
         """Token ids of a conversation that the assistant is to continue. Raises InputError as `encode` does."""
@@ -299,6 +302,8 @@ def _ignore(done: int, total: int) -> None:
 def _one_for_each(params: Params | Many[Params] | None, prompts: int) -> Many[Params]:
     if params is None or isinstance(params, Params):
         return [params or SamplingParams()] * prompts
+    if isinstance(params, str | dict) or not all(isinstance(each, Params) for each in params):
+        raise InputError(f"params must be SamplingParams or BeamParams, or a list of them, not {params!r}")
     if len(params) != prompts:
         raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one for all, or one for each")
     return params
@@ -324,7 +329,7 @@ def _check_bytes(name: str, value: object) -> None:
 
 
 def _check_choice(name: str, value: object, choices: Many[object]) -> None:
-    if value not in choices:
+    if type(value) is not type(choices[0]) or value not in choices:
         raise InputError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
 
 
@@ -336,5 +341,5 @@ def _token_ids(prompt: Many[int]) -> list[int]:
 
 
 def _check_threads(threads: int | None) -> None:
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise InputError(f"threads must be in 1 .. {MAX_THREADS}, not {threads}")
+    if threads is not None and not (is_int(threads) and 1 <= threads <= MAX_THREADS):
+        raise InputError(f"threads must be in 1 .. {MAX_THREADS}, not {threads!r}")

@@ -1,9 +1,9 @@
 """What a request may ask of the sampler, checked once, when it is made."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from prolepsis.errors import InputError
 
@@ -58,10 +58,10 @@ class SamplingParams:
     """Completions to make, of which the `n` with the highest log-probability a token are returned; None makes `n`."""
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._convert("stop", tuple, stop, "must be a text or a list of texts")
+        self._convert("stop_token_ids", tuple, self.stop_token_ids, "must be a list of token ids")
+        self._convert("logit_bias", dict, self.logit_bias, "must map token ids to numbers")
         self._check_numbers()
         self._check_lists()
 
@@ -116,6 +116,13 @@ class SamplingParams:
         self._check("logit_bias", all(map(is_token, self.logit_bias)), "must map token ids >= 0 to numbers")
         sound = all(in_range(bias, -100, 100) for bias in self.logit_bias.values())
         self._check("logit_bias", sound, "must have every value in -100 .. 100")
+
+    def _convert(self, name: str, kind: Callable[[Any], object], value: object, rule: str) -> None:
+        """Set a field to `kind(value)`, with None for nothing."""
+        try:
+            object.__setattr__(self, name, kind(() if value is None else value))
+        except (TypeError, ValueError):
+            self._check(name, False, rule)
 
     def _check(self, name: str, sound: bool, rule: str) -> None:
         if not sound:

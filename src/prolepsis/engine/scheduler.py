@@ -86,6 +86,7 @@ class Scheduler:
 
     def schedule(self) -> list[Part]:
         """What to run next: room for it is made, and shared tails are copied. Empty where nothing can run."""
+        self._parts = {}  # a call that was interrupted has left some
         for task in [task for task in self.running if task.steps]:
             if task.state == "running" and self._make_room(task, task.sequences, 1):
                 self._parts[task] = [Part(task, sequence, 1, True) for sequence in task.sequences]
@@ -120,7 +121,8 @@ class Scheduler:
         """`task` is done, failed or cancelled: whatever it holds is given back, and may still serve later prompts."""
         self._refused = None
         if task.state == "running":
-            self.running.remove(task)
+            if task in self.running:  # else an interrupted call has taken it out
+                self.running.remove(task)
             if self._prefix is not None:
                 for sequence in task.sequences:
                     self._prefix.register(sequence.table, sequence.tokens, task.cache_salt, tail=True)
@@ -157,17 +159,20 @@ class Scheduler:
             if task is self._refused:
                 return
             found = self._find(task)
-            if self._has_room(task):
-                heapq.heappop(self._queue)
-                self._start(task)
-                task.found(found if not task.left else 0)
-                self._restore(task)
-            elif self.running:
+            if not self._has_room(task):
                 task.release()
-                self._refused = task
-                return
-            else:
-                self._fail(task)
+                found = 0
+                if self.running:
+                    self._refused = task
+                    return
+                # Alone, and without what it found, whose last block would have to be copied.
+                if not self._has_room(task):
+                    self._fail(task)
+                    continue
+            heapq.heappop(self._queue)
+            self._start(task)
+            task.found(found if not task.left else 0)
+            self._restore(task)
 
     def _find(self, task: Task) -> int:
         """Share what is known of its sequences' tokens and not in their tables; returns how many tokens that are."""
@@ -245,15 +250,16 @@ class Scheduler:
 
     def _make_room(self, task: Task, sequences: Many[Sequence], count: int) -> bool:
         """Have blocks for `count` more tokens of each sequence, at the cost of those behind `task`; False: it left."""
-        while sum(sequence.table.blocks_to_write(count) for sequence in sequences) > self._pool.num_free:
-            last = self.running[-1]
-            if last is task and len(self.running) == 1:
-                self._fail(task)
-                return False
-            self._preempt(last)
-            if last is task:
-                return False
+        # One after the other: of those that share a block, the last to write has it alone and needs no copy.
         for sequence in sequences:
+            while sequence.table.blocks_to_write(count) > self._pool.num_free:
+                last = self.running[-1]
+                if last is task and len(self.running) == 1:
+                    self._fail(task)
+                    return False
+                self._preempt(last)
+                if last is task:
+                    return False
             self._cache.copy_blocks(sequence.table.prepare_write(count))
         return True
 

@@ -100,9 +100,9 @@ class Decoder:
     def _bound_batch(self, pool: KVPool) -> Batch:
         """The arrays that describe a pass over `pool`, known to the helpers together with it."""
         if self._batch is None or self._pool is not pool:
-            self._batch = _new_batch(self.max_rows, -(-self._max_positions // pool.block_size))
-            self._pool = pool
-            self._team.bind(self.plan, pool, self._batch, self._scratch)
+            batch = _new_batch(self.max_rows, -(-self._max_positions // pool.block_size))
+            self._team.bind(self.plan, pool, batch, self._scratch)
+            self._batch, self._pool = batch, pool
         return self._batch
 
     def _fill(self, arrays: Batch, batch: Sequence[Rows]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from command import COMMAND, call, environment, json_of, stalling
 
 PASS = "prolepsis.model.decoder:Decoder:forward"
 SAVE = "prolepsis.coding.writer:SessionWriter:finish"
-LOAD = "prolepsis.engine.llm:LLM:_new_cache"
+LOAD = "prolepsis.engine.llm:LLM:_check_context"
 OLD = b"an older file"
 
 

@@ -85,8 +85,8 @@ class Workspace:
 
     def _run(self, first: int, stop: int, pool_layer: int) -> None:
         shape = (self.threads, self._count, self._tiles, first, stop, pool_layer)
-        self._team.begin()
         try:
+            self._team.begin()
             run_twin(self._team.control, 0, shape, self._network, self._pool, self._rows, self._scratch)
         finally:
             self._team.end()

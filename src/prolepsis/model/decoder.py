@@ -87,8 +87,8 @@ class Decoder:
             raise ValueError(f"{total} rows in one call, at most {self.max_rows}")
         arrays = self._bound_batch(pool)
         tiles, wanted = self._fill(arrays, batch)
-        self._team.begin()
         try:
+            self._team.begin()
             shape = (self.threads, total, tiles, wanted)
             run_pass(self._team.control, 0, shape, self.plan, pool, arrays, self._scratch)
         finally:

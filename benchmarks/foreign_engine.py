@@ -24,7 +24,7 @@ from prolepsis.coding.profile import grid_spans, measure
 from prolepsis.coding.rates import rate
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.twin_calibration import calibrate_twin
-from prolepsis.engine.identity import geometry, rope_spec
+from prolepsis.engine.identity import geometry
 from prolepsis.engine.profiles import target_of
 
 _WINDOW = 2048
@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     llm = LLM(arguments.model, threads=arguments.threads)
     foreign = bf16_model(llm.path)
-    ids, rope, shape = llm.tokenizer.encode("\n\n".join(topics.values())), rope_spec(llm), geometry(llm, "bf16")
+    ids, rope, shape = llm.tokenizer.encode("\n\n".join(topics.values())), llm.rope, geometry(llm, "bf16")
     text = list(segments(ids[-_WINDOW:], foreign_kv(foreign, ids[-_WINDOW:])))
     whole = np.concatenate([kv for _, kv in text], axis=2)
     rows = [{"predictor": "static", "ratio": rate(SegmentCoder(shape, measure(whole, "bf16", rope), rope), text).ratio}]

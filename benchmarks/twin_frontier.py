@@ -28,7 +28,6 @@ from prolepsis.coding.cache_dtypes import DType, arrays_of, moderate_values, to_
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.twin_calibration import fit_twin
 from prolepsis.coding.twin_network import VARIANTS, TwinNetwork
-from prolepsis.engine.identity import rope_spec
 from prolepsis.engine.profiles import WindowKV, calibrate, collect, kv_of_texts, target_of
 from prolepsis.kernels.twin_pass import ATTENTION_OUT, DOWN, GATE_UP, GROUPS, QUERY
 
@@ -109,7 +108,7 @@ def uncorrected(profile: Any, calibration: CalibrationSample) -> AnyProfile:
 
 def measure(llm: LLM, point: Point, text: WindowKV, dtype: DType, runs: int) -> dict[str, Any]:
     """A row: ratio of a whole session file, and tokens a second both ways."""
-    rope, stored = rope_spec(llm), sum(array.nbytes for array in arrays_of(text.kv))
+    rope, stored = llm.rope, sum(array.nbytes for array in arrays_of(text.kv))
     encode, decode, data = [], [], b""
     for _ in range(runs + 1):  # the first one does not count
         file = BytesIO()

@@ -9,7 +9,6 @@ from test_conversation import ask, assert_consistent, kv
 from prolepsis import LLM, SamplingParams
 from prolepsis.coding import decode, encode
 from prolepsis.engine.conversation import Conversation
-from prolepsis.engine.identity import rope_spec
 from prolepsis.engine.profiles import calibrate, collect, kv_of_texts
 from prolepsis.engine.session import load_session, save_session
 
@@ -55,7 +54,7 @@ def test_static_takes_a_third_off(default_model: Path) -> None:
     """Without calibration: at least 1.55 times smaller, statistics and all."""
     llm = LLM(default_model, max_context=1024, kv_memory=48 << 20)
     (window,) = kv_of_texts(llm, [_reference(llm, 1000)], "bf16", 1000, 1000)
-    data = encode(window.kv, dtype="bf16", rope=rope_spec(llm))
+    data = encode(window.kv, dtype="bf16", rope=llm.rope)
     assert window.kv.nbytes > 1.55 * len(data)
 
 
@@ -67,6 +66,6 @@ def test_linear_halves_the_cache_of_text_it_has_not_seen(default_model: Path) ->
     with collect(llm, kv_of_texts(llm, [ids[:4000]], "bf16", 2000, 4000), "bf16", 4000) as sample:
         profile = calibrate(llm, sample, "linear").profile
     (window,) = kv_of_texts(llm, [ids[4000:]], "bf16", 2000, 2000)
-    data = encode(window.kv, dtype="bf16", rope=rope_spec(llm), token_ids=window.ids, profile=profile)
+    data = encode(window.kv, dtype="bf16", rope=llm.rope, token_ids=window.ids, profile=profile)
     assert np.array_equal(decode(data, profile=profile), window.kv)
     assert window.kv.nbytes > 1.80 * len(data)

@@ -16,7 +16,7 @@ from prolepsis.coding import SessionReader, SessionWriter
 from prolepsis.coding.cache_dtypes import quantise
 from prolepsis.coding.container import INDEX_ENTRY
 from prolepsis.coding.profile import measure
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.profiles import bind
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import SegmentError
@@ -33,7 +33,7 @@ SAVES = (40, 60, 80)
 @cache
 def static(llm: LLM, which: int) -> Any:
     normal = np.random.default_rng(which).normal(size=(1, 2, 90, llm.config.num_kv_heads, llm.config.head_dim))
-    return measure(quantise(normal.astype(np.float32), "bf16"), "bf16", rope_spec(llm), 0)
+    return measure(quantise(normal.astype(np.float32), "bf16"), "bf16", llm.rope, 0)
 
 
 @cache
@@ -201,7 +201,7 @@ def test_nothing_is_appended_to_kv_of_other_bits(llm: LLM, tmp_path: Path) -> No
     changed[0, 0, 7] ^= 1
     header = {"model": identity(llm), "numerics": NUMERICS, "block_size": llm.kv_cache.block_size}
     with open(tmp_path / "s.pkv", "w+b") as file:
-        writer = SessionWriter(file, profile, dtype="bf16", rope=rope_spec(llm), **header)
+        writer = SessionWriter(file, profile, dtype="bf16", rope=llm.rope, **header)
         writer.add(changed, tokens[:40])
         writer.finish(b'{"messages":[],"pending":[]}')
     assert save_session(tmp_path / "s.pkv", llm, sequence, profile=profile).appended is None

@@ -14,7 +14,7 @@ from test_sessions import continued, damaged, grow
 
 from prolepsis import LLM
 from prolepsis.coding import SessionReader, SessionWriter
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.past import CachedPast
 from prolepsis.engine.profiles import bind
 from prolepsis.engine.sequence import Sequence
@@ -47,7 +47,7 @@ def test_a_session_is_saved_from_the_blocks_it_lies_in(llm: LLM, sequence: Seque
     write_session(file, llm, sequence, profile=profile)
     assert np.array_equal(kv(llm, sequence), bits)
     writer = SessionWriter(
-        elsewhere, profile, dtype="bf16", rope=rope_spec(llm), model=identity(llm), numerics=NUMERICS,
+        elsewhere, profile, dtype="bf16", rope=llm.rope, model=identity(llm), numerics=NUMERICS,
         block_size=llm.kv_cache.block_size,
     )  # fmt: skip
     writer.add(bits, sequence.tokens)

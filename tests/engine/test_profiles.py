@@ -11,7 +11,7 @@ from prolepsis import LLM
 from prolepsis.coding.cache_dtypes import QuantisedKV
 from prolepsis.coding.linear_profile import LinearProfile
 from prolepsis.coding.profile_file import to_bytes
-from prolepsis.engine.identity import geometry, rope_spec
+from prolepsis.engine.identity import geometry
 from prolepsis.engine.profiles import calibrate, collect, compare, kv_of_texts, load_profile, read_profile
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import InputError, SegmentError
@@ -94,4 +94,4 @@ def test_few_tokens_still_make_a_profile(llm: LLM) -> None:
     profile = calibrated(llm, tokens=5).profile
     assert isinstance(profile, LinearProfile)
     assert profile.geometry == geometry(llm, "bf16")
-    assert profile.predictor(rope_spec(llm)).name == "linear/1"
+    assert profile.predictor(llm.rope).name == "linear/1"

@@ -18,7 +18,6 @@ from prolepsis import LLM, SamplingParams
 from prolepsis.coding import profile
 from prolepsis.coding.profile import measure
 from prolepsis.engine.conversation import Conversation
-from prolepsis.engine.identity import rope_spec
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.engine.warm_up import warm_up
@@ -304,8 +303,8 @@ def test_a_profile_kept_outside_must_be_given(llm: LLM, sequence: Sequence, tmp_
     """Even where lost KV may be computed again: nothing is lost."""
     path = tmp_path / "s.pkv"
     bits = kv(llm, sequence)
-    profile = replace(measure(bits, "bf16", rope_spec(llm), 0), embedded=False)
-    other = replace(measure(bits[:, :, :300], "bf16", rope_spec(llm), 0), embedded=False)
+    profile = replace(measure(bits, "bf16", llm.rope, 0), embedded=False)
+    other = replace(measure(bits[:, :, :300], "bf16", llm.rope, 0), embedded=False)
     save_session(path, llm, sequence, profile=profile)
     for given in (None, other):
         with pytest.raises(SegmentError, match=f"needs the profile {profile.fingerprint}"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from prolepsis.bench.kv_bench import Cache
 from prolepsis.coding.cache_dtypes import DType
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import kv_of_texts
 from prolepsis.engine.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ def cache_of(llm: LLM, ids: Sequence[int], prompt: int, dtype: DType) -> Cache:
         InputError: heads that the dtype cannot store.
     """
     window = next(kv_of_texts(llm, [ids], dtype, len(ids), len(ids)))
-    return Cache(window.kv, window.ids, prompt, geometry(llm, dtype), rope_spec(llm), identity(llm))
+    return Cache(window.kv, window.ids, prompt, geometry(llm, dtype), llm.rope, identity(llm))
 
 
 def prefill_speed(llm: LLM, ids: Sequence[int], runs: int, on_run: Callable[[int, int], None]) -> float:

@@ -1,6 +1,5 @@
 """What a model's KV is and belongs to, as session files and profiles tell it."""
 
-from prolepsis.coding import RopeSpec
 from prolepsis.coding.cache_dtypes import DType, Geometry
 from prolepsis.engine.llm import LLM
 
@@ -8,10 +7,6 @@ from prolepsis.engine.llm import LLM
 def identity(llm: LLM) -> dict[str, str]:
     """The model, part by part."""
     return {"architecture": llm.config.architecture, "file": llm.fingerprint, "name": llm.config.name}
-
-
-def rope_spec(llm: LLM) -> RopeSpec:
-    return llm.rope
 
 
 def geometry(llm: LLM, dtype: DType) -> Geometry:

@@ -21,7 +21,7 @@ from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.header import Header
 from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import PredictorKind, bind, needs_model, read_profile
 from prolepsis.errors import InputError, SegmentError
@@ -83,7 +83,7 @@ def best_kept(
         for path in (file for file in files if file.name.startswith(f"{kind}-{dtype}-")):
             try:
                 calibrated = _read(path)
-                calibrated.require(str(path), model, geometry(llm, dtype), rope_spec(llm))
+                calibrated.require(str(path), model, geometry(llm, dtype), llm.rope)
                 return KeptProfile(path, bind(calibrated.profile, llm))
             except InputError as error:
                 on_skip(f"a kept profile is left out: {error}")

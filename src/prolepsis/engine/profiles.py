@@ -23,7 +23,7 @@ from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.twin_calibration import calibrate_twin
 from prolepsis.coding.twin_network import Target
 from prolepsis.coding.twin_profile import TwinProfile
-from prolepsis.engine.identity import geometry, identity, rope_spec
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError
 
@@ -71,7 +71,7 @@ def _compute(llm: LLM, ids: list[int], dtype: DType) -> KV:
 
 def collect(llm: LLM, windows: Iterator[WindowKV], dtype: DType, tokens: int) -> CalibrationSample:
     """A sample of up to `tokens` tokens of the windows. The caller closes it."""
-    sample = CalibrationSample(geometry(llm, dtype), rope_spec(llm), tokens)
+    sample = CalibrationSample(geometry(llm, dtype), llm.rope, tokens)
     try:
         for ids, kv in windows:
             for span in grid_spans(0, len(ids)):
@@ -153,7 +153,7 @@ def load_profile(path: str | os.PathLike[str], llm: LLM, dtype: DType) -> AnyPro
         InputError: as `read_profile`; or it was calibrated for another model or cache dtype.
     """
     calibrated = read_profile(path)
-    calibrated.require(os.fspath(path), identity(llm), geometry(llm, dtype), rope_spec(llm))
+    calibrated.require(os.fspath(path), identity(llm), geometry(llm, dtype), llm.rope)
     return bind(calibrated.profile, llm)
 
 

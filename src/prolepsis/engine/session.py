@@ -12,7 +12,7 @@ from prolepsis.coding import SessionReader, SessionWriter
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.profile import GRID, grid_spans, measure
 from prolepsis.coding.side_by_side import segments_at_once
-from prolepsis.engine.identity import identity, rope_spec
+from prolepsis.engine.identity import identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.past import CachedPast
 from prolepsis.engine.profile_store import profile_of_session
@@ -96,7 +96,7 @@ def write_session(
 ) -> SaveReport:
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
     cached, whole = sequence.num_cached, None
-    dtype, rope = llm.kv_cache.dtype, rope_spec(llm)
+    dtype, rope = llm.kv_cache.dtype, llm.rope
     if profile is None:
         whole = llm.kv_cache.read(sequence.table, 0, cached)
         profile = measure(whole, dtype, rope, 0)
@@ -241,7 +241,7 @@ def _require_ours(reader: SessionReader, llm: LLM) -> None:
         layers=config.num_layers,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        rope=rope_spec(llm),
+        rope=llm.rope,
         start=0,
         tokens="ids",
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine.completion import Completion, Delta
+from prolepsis.engine.sampling_params import is_int
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.statistics import RequestStatistics
 from prolepsis.engine.swap import Swapped
@@ -41,7 +42,7 @@ class Task(ABC):
 
         Raises InputError for a priority that is no whole number, or a salt that is no text.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        if not is_int(priority) or abs(priority) > MAX_PRIORITY:
             raise InputError(f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r}")
         if not isinstance(cache_salt, str):
             raise InputError(f"cache_salt must be a text, not {cache_salt!r}")

@@ -29,13 +29,13 @@ class Chooser(Protocol):
 
 class Draftee(NamedTuple):
     """A sequence that is to be continued. key: names it for as long as it lives. tokens: all it has; K and V of all but
-    the last are in the target's cache, through `table`, which has room for 1 + `count` more that no one else sees.
+    the last are in the target's cache, through `table`, which has room for 1 + `limit` more that no one else sees.
     count: most tokens to draft."""
 
     key: int
     tokens: Sequence[int]
     table: BlockTable
-    count: int
+    limit: int
     chooser: Chooser
 
 
@@ -57,7 +57,7 @@ class Drafter(Protocol):
     """Whether a draft takes passes of a model, whose time has to be weighed."""
 
     def propose(self, batch: Sequence[Draftee]) -> list[Draft]:
-        """A draft for each sequence: `count` tokens, or fewer, or none."""
+        """A draft for each sequence: `limit` tokens, or fewer, or none."""
 
     def forget(self, key: int) -> None:
         """The sequence has ended, or another one may come to have its key. Unknown keys are fine."""

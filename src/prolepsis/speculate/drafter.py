@@ -30,7 +30,7 @@ class Chooser(Protocol):
 class Draftee(NamedTuple):
     """A sequence that is to be continued. key: names it for as long as it lives. tokens: all it has; K and V of all but
     the last are in the target's cache, through `table`, which has room for 1 + `limit` more that no one else sees.
-    count: most tokens to draft."""
+    limit: most tokens to draft."""
 
     key: int
     tokens: Sequence[int]

@@ -68,10 +68,10 @@ def _run_product(control, item, work):
     rows, share = out.shape[0], control[_SHARE]
     if share == 0:
         for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
-            quantise(activations, row, weights.matrices[0, COLUMNS])
+            quantise(activations, row, weights.matrices[0, COLUMNS], False)
         return
     multiply_tiles(
-        weights, control[_COPY], 1, item * share, share, activations, rows, out.reshape(-1), out.shape[1]
+        weights, control[_COPY], 1, item * share, share, activations, rows, out.reshape(-1), out.shape[1], False
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.profiles import bind
 from prolepsis.engine.session import load_session, save_session
 from prolepsis.errors import SegmentError
-from prolepsis.model.decoder import NUMERICS
+from prolepsis.model.decoder import PRECISIONS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coding"))
 from file_mutations import replace_streams
@@ -199,7 +199,7 @@ def test_nothing_is_appended_to_kv_of_other_bits(llm: LLM, tmp_path: Path) -> No
     llm.runner.prefill(sequence)
     changed = llm.kv_cache.read(sequence.table, 0, 40)
     changed[0, 0, 7] ^= 1
-    header = {"model": identity(llm), "numerics": NUMERICS, "block_size": llm.kv_cache.block_size}
+    header = {"model": identity(llm), "numerics": PRECISIONS["high"], "block_size": llm.kv_cache.block_size}
     with open(tmp_path / "s.pkv", "w+b") as file:
         writer = SessionWriter(file, profile, dtype="bf16", rope=llm.rope, **header)
         writer.add(changed, tokens[:40])

@@ -21,7 +21,7 @@ from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.errors import CapacityError, SegmentError
 from prolepsis.kv.stored import arrays_of
-from prolepsis.model.decoder import NUMERICS
+from prolepsis.model.decoder import PRECISIONS
 from prolepsis.store import open_session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coding"))
@@ -47,7 +47,7 @@ def test_a_session_is_saved_from_the_blocks_it_lies_in(llm: LLM, sequence: Seque
     write_session(file, llm, sequence, profile=profile)
     assert np.array_equal(kv(llm, sequence), bits)
     writer = SessionWriter(
-        elsewhere, profile, dtype="bf16", rope=llm.rope, model=identity(llm), numerics=NUMERICS,
+        elsewhere, profile, dtype="bf16", rope=llm.rope, model=identity(llm), numerics=PRECISIONS["high"],
         block_size=llm.kv_cache.block_size,
     )  # fmt: skip
     writer.add(bits, sequence.tokens)

@@ -28,10 +28,11 @@ def short(directory):
     weights = pack_weights([(name, random_blocks(name, 48, 256, rng)) for name in ("Q4_1", "Q8_0", "Q6_K", "F16")])
     x = rng.standard_normal((13, 256)).astype(np.float32)
     held, out = activations(x), np.zeros((13, 192), np.float32)
-    for row in range(13):
-        quantise(held, row, 256)
-    multiply_tiles(weights, 0, 4, 0, 12, held, 13, out.reshape(-1), 192)
-    yield out
+    for in_bytes in (False, True):
+        for row in range(13):
+            quantise(held, row, 256, in_bytes)
+        multiply_tiles(weights, 0, 4, 0, 12, held, 13, out.reshape(-1), 192, in_bytes)
+        yield out
     for dtype in DTYPES:
         yield Case.random(rng, [200, 33], [20, 1], dtype=dtype).run(threads=1)
         if dtype not in ("bf16", "fp16"):
@@ -128,7 +129,7 @@ def twin_profile(directory, variant, dtype):
     from prolepsis.model.weights import load_plan
 
     file = GGUFFile.open(directory / "twin.gguf")
-    target = Target(load_plan(file, ModelConfig.from_gguf(file), 512), KV_HEADS, HEAD_DIM, VOCAB)
+    target = Target(load_plan(file, ModelConfig.from_gguf(file), 512, fast=False), KV_HEADS, HEAD_DIM, VOCAB)
     return from_bytes((directory / f"{variant}_{dtype}.profile").read_bytes(), variant).profile.bound_to(target)
 
 

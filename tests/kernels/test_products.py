@@ -11,7 +11,7 @@ multiply-add a column (float kinds), or at most two a cell of 32 columns after e
   of the reference itself.
 - Quantised kinds, against the activations as given: besides, |x - a q| <= a / 2 in each cell of scale a, up to the
   rounding of 32639 / max and of the product with it (32639 * 3u of a step): |error| <= that + sum over cells of
-  a (1/2 + 98,000 u) sum |w|.
+  a (1/2 + 98,000 u) sum |w|. Activations of 8 bits have the same bounds: their scale a is larger.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ import pytest
 from weight_cases import activations, dequantised, joined, magnitudes, pack_weights, random_blocks
 
 from prolepsis.kernels.qmatmul import count_tiles, multiply_tiles, quantise
-from prolepsis.kernels.tile import CELL, KINDS
+from prolepsis.kernels.tile import CELL, KINDS, PLANES
 
 U = 2.0**-24
 FLOAT_KINDS = ("F16", "BF16", "F32")
@@ -27,20 +27,21 @@ QUANTISED_KINDS = tuple(name for name in KINDS if name not in FLOAT_KINDS)
 BATCHES = (*range(1, 14), 256)
 
 
-def product(weights, first, count, x):
+def product(weights, first, count, x, in_bytes=False):
     """x @ matrix^T for `count` matrices side by side, and the quantised activations: scales, and scale * q."""
     rows, columns = x.shape
     held = activations(x)
     for row in range(rows):
-        quantise(held, row, columns)
+        quantise(held, row, columns, in_bytes)
     stride = int(weights.matrices[first : first + count, 4].sum())
     out = np.full((rows, stride), np.nan, np.float32)
     tiles = count_tiles(weights, first, count)
     cut = tiles // 2  # in two shares, as two threads would
     for begin, share in ((0, cut), (cut, tiles - cut)):
-        multiply_tiles(weights, first, count, begin, share, held, rows, out.reshape(-1), stride)
+        multiply_tiles(weights, first, count, begin, share, held, rows, out.reshape(-1), stride, in_bytes)
     scales = held.records.view(np.float32).reshape(rows, columns // CELL, -1)[..., 0].astype(np.float64)
-    quants = joined(held.quants).reshape(rows, columns // CELL, CELL).astype(np.float64)
+    quants = held.quants.reshape(rows, columns // CELL, PLANES, CELL)[:, :, 0] if in_bytes else joined(held.quants)
+    quants = quants.reshape(rows, columns // CELL, CELL).astype(np.float64)
     return out, scales, (quants * scales[..., None]).reshape(rows, columns)
 
 
@@ -51,11 +52,11 @@ def sample(rows, columns, rng):
     return x
 
 
-def check(type_name, raw, x):
+def check(type_name, raw, x, in_bytes=False):
     """Assert every bound of the module docstring; returns the largest share of each bound that was used up."""
     weights, size = dequantised(type_name, raw), magnitudes(type_name, raw)
     rows, cells = len(raw), x.shape[1] // CELL
-    out, scales, rounded = product(pack_weights([(type_name, raw)]), 0, 1, x)
+    out, scales, rounded = product(pack_weights([(type_name, raw)]), 0, 1, x, in_bytes)
     exact, given = out[:, :rows].astype(np.float64), x.astype(np.float64)
     assert not out[:, rows:].any(), "rows of padding are zero"
     tiny = 1e-300
@@ -80,7 +81,9 @@ def test_error_is_within_its_bound(type_name, rows, columns):
     rng = np.random.default_rng(rows * columns)
     raw = random_blocks(type_name, rows, columns, rng)
     for batch in BATCHES if columns < 1536 else (1, 13):
-        check(type_name, raw, sample(batch, columns, rng))
+        x = sample(batch, columns, rng)
+        check(type_name, raw, x)
+        check(type_name, raw, x, in_bytes=True)
 
 
 @pytest.mark.parametrize("type_name", [name for name in KINDS if name != "Q6_K"])
@@ -119,11 +122,12 @@ def test_a_row_has_the_same_bits_in_every_batch(type_name):
     rng = np.random.default_rng(8)
     weights = pack_weights([(type_name, random_blocks(type_name, 40, 768, rng))])
     x = sample(256, 768, rng)
-    whole, _, _ = product(weights, 0, 1, x)
-    for batch in range(1, 18):
-        start = int(rng.integers(0, 256 - batch))
-        part, _, _ = product(weights, 0, 1, x[start : start + batch])
-        assert np.array_equal(part, whole[start : start + batch])
+    for in_bytes in (False, True):
+        whole, _, _ = product(weights, 0, 1, x, in_bytes)
+        for batch in range(1, 18):
+            start = int(rng.integers(0, 256 - batch))
+            part, _, _ = product(weights, 0, 1, x[start : start + batch], in_bytes)
+            assert np.array_equal(part, whole[start : start + batch])
 
 
 @pytest.mark.parametrize("type_name", QUANTISED_KINDS)

@@ -11,7 +11,7 @@ from prolepsis.model.weights import load_plan
 
 
 def plan_of(file):
-    return load_plan(file, ModelConfig.from_gguf(file), 64)
+    return load_plan(file, ModelConfig.from_gguf(file), 64, fast=False)
 
 
 def rows_of(plan, matrix, count):

@@ -10,8 +10,12 @@ from prolepsis.engine.sampling_params import SamplingParams
 class Prolepsis:
     """This engine with its own defaults."""
 
+    precision = "high"
+
     def __init__(self, setup: Setup) -> None:
-        self._llm = LLM(setup.model, threads=setup.threads, max_context=setup.context)
+        self._llm = LLM(
+            setup.model, threads=setup.threads, max_context=setup.context, precision=self.precision
+        )  # fmt: skip
         self._sequence = self._llm.runner.new_sequence()
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -26,3 +30,9 @@ class Prolepsis:
     def serve(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         self._sequence.release()
         self._llm.generate(list(prompts), SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True))
+
+
+class Fast(Prolepsis):
+    """This engine with activations of 8 bits, as its peers have."""
+
+    precision = "fast"

@@ -29,10 +29,13 @@ class _Entry(NamedTuple):
 
 ENGINES = {
     "prolepsis": _Entry("prolepsis", "prolepsis.bench.engine_prolepsis:Prolepsis"),
+    "prolepsis-fast": _Entry("prolepsis", "prolepsis.bench.engine_prolepsis:Fast"),
     "llama.cpp": _Entry("llama_cpp", "prolepsis.bench.engine_llama_cpp:LlamaCpp"),
     "openvino": _Entry("openvino_genai", "prolepsis.bench.engine_openvino:OpenVINO"),
     "vllm": _Entry("vllm", "prolepsis.bench.engine_vllm:VLLM", reads_gguf=False),
 }
+OURS = {"high": "prolepsis", "fast": "prolepsis-fast"}
+"""The names of this engine, by precision."""
 
 
 def create(setup: Setup) -> Engine:

@@ -9,12 +9,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from prolepsis.bench.engines import installed
+from prolepsis.bench.engines import OURS, installed
 from prolepsis.bench.measure import peak_rss
 from prolepsis.bench.serving import Serving, serve
 from prolepsis.bench.worker import Job, Speed, run_apart
 from prolepsis.bench.workload import longest, mixed_requests
-from prolepsis.cli.console import JsonOption, MemoryOption, ModelArgument, ThreadsOption, bar, load, note, print_json
+from prolepsis.cli.console import (
+    JsonOption,
+    MemoryOption,
+    ModelArgument,
+    PrecisionOption,
+    ThreadsOption,
+    bar,
+    load,
+    note,
+    print_json,
+)
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.kernels.team import default_threads
@@ -34,6 +44,7 @@ def bench(
     new_tokens: Annotated[int, typer.Option(help="Tokens generated after it.")] = 128,
     runs: Annotated[int, typer.Option(help="Measured runs, after one that does not count; medians are reported.")] = 3,
     kv_memory: MemoryOption = None,
+    precision: PrecisionOption = "high",
     threads: ThreadsOption = None,
     peers: Annotated[bool, typer.Option(help="Measure the other engines that are installed too.")] = True,
     json_: JsonOption = False,
@@ -53,7 +64,7 @@ def bench(
             raise InputError(f"{flag} must be at least 1, not {value}")
     if concurrency is not None and concurrency > _MOST_AT_ONCE:
         raise InputError(f"--concurrency must be at most {_MOST_AT_ONCE}, not {concurrency}")
-    llm = load(model, kv_memory=kv_memory, threads=threads)
+    llm = load(model, kv_memory=kv_memory, precision=precision, threads=threads)
     needed = prompt_tokens + new_tokens + 1 if concurrency is None else longest(prompt_tokens, new_tokens) + 1
     if needed > llm.max_context:
         raise InputError(
@@ -61,22 +72,25 @@ def bench(
             f"context of {llm.max_context}"
         )
     if concurrency is not None:
-        _serve(llm, concurrency, prompt_tokens, new_tokens, runs, json_)
+        _serve(llm, concurrency, prompt_tokens, new_tokens, runs, precision, json_)
         return
     path, vocabulary = str(llm.path), llm.config.vocab_size
     del llm
     # Any tokens will do, as long as they differ; speed does not depend on which.
     prompt = [(7919 * i + 13) % vocabulary for i in range(prompt_tokens)]
     new = [(104729 * i + 11) % vocabulary for i in range(new_tokens)]
-    job = Job("prolepsis", path, threads or default_threads(), prompt, new, runs)
-    results = _measure(job, installed() if peers else ["prolepsis"])
+    job = Job(OURS[precision], path, threads or default_threads(), prompt, new, runs)
+    others = [name for name in installed() if name != job.engine]
+    results = _measure(job, [job.engine, *(others if peers else [])])
     file_mb = Path(path).stat().st_size / 1e6
-    ours = results.pop("prolepsis")
+    ours = results.pop(job.engine)
     if json_:
-        others = {name: asdict(speed) for name, speed in results.items()}
-        print_json({"model": model, "file_mb": round(file_mb, 1), **asdict(ours), "peers": others})
+        measured = {name: asdict(speed) for name, speed in results.items()}
+        print_json(
+            {"model": model, "file_mb": round(file_mb, 1), "precision": precision, **asdict(ours), "peers": measured}
+        )
     else:
-        _print_table(model, file_mb, ours, results)
+        _print_table(model, file_mb, {job.engine: ours, **results})
 
 
 def _measure(job: Job, names: list[str]) -> dict[str, Speed]:
@@ -90,24 +104,27 @@ def _measure(job: Job, names: list[str]) -> dict[str, Speed]:
             try:
                 results[name] = run_apart(replace(job, engine=name), lambda: on_progress(next(done), steps))
             except ProlepsisError as error:
-                if name == "prolepsis":
+                if name == job.engine:
                     raise
                 note(str(error), "yellow")
     return results
 
 
-def _print_table(model: str, file_mb: float, ours: Speed, peers: dict[str, Speed]) -> None:
+def _print_table(model: str, file_mb: float, speeds: dict[str, Speed]) -> None:
+    ours = next(iter(speeds.values()))
     table = Table(title=f"{escape(model)}: {ours.prompt_tokens} + {ours.new_tokens} tokens, {ours.threads} threads")
     for column in ("engine", "prefill tok/s", "decode tok/s", "ratio to ours", "peak RSS"):
         table.add_column(column, justify="left" if column == "engine" else "right")
-    for name, speed in (("prolepsis", ours), *peers.items()):
+    for name, speed in speeds.items():
         ratio = f"{speed.prefill_tok_s / ours.prefill_tok_s:.2f} / {speed.decode_tok_s / ours.decode_tok_s:.2f}"
         table.add_row(name, f"{speed.prefill_tok_s:.0f}", f"{speed.decode_tok_s:.0f}", ratio, f"{speed.rss_mb:.0f} MB")
     table.caption = f"model file {file_mb:.0f} MB"
     Console().print(table)
 
 
-def _serve(llm: LLM, concurrency: int, prompt_tokens: int, new_tokens: int, runs: int, json_: bool) -> None:
+def _serve(
+    llm: LLM, concurrency: int, prompt_tokens: int, new_tokens: int, runs: int, precision: str, json_: bool
+) -> None:
     count = _REQUESTS_A_PLACE * concurrency
     asked = mixed_requests(llm.config.vocab_size, prompt_tokens, new_tokens, seed=0)
     with bar("serving") as on_progress:
@@ -128,7 +145,7 @@ def _serve(llm: LLM, concurrency: int, prompt_tokens: int, new_tokens: int, runs
         }
         figures = {name: round(value, 4) for name, value in asdict(serving).items()}
         engine = {"waste": round(waste, 4), "threads": llm.runner.decoder.threads, "rss_mb": round(rss_mb, 1)}
-        print_json({"model": llm.name, **sizes, **figures, **engine})
+        print_json({"model": llm.name, "precision": precision, **sizes, **figures, **engine})
         return
     lengths = f"{count} requests of about {prompt_tokens} + {new_tokens} tokens"
     table = Table(title=f"{escape(llm.name)}: {lengths}, {concurrency} at once")

@@ -14,6 +14,7 @@ from prolepsis.cli.console import (
     DtypeOption,
     MemoryOption,
     ModelArgument,
+    PrecisionOption,
     ThreadsOption,
     bar,
     err,
@@ -69,6 +70,7 @@ def chat(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    precision: PrecisionOption = "high",
     threads: ThreadsOption = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /exit, the end of input (Ctrl-D) and Ctrl-C between answers end it."""
@@ -84,7 +86,9 @@ def chat(
     kind = predictor_kind(predictor)
     if session is not None:
         require_writable(session)
-    llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    llm = load(
+        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+    )
     coded_with = None if session is None else profile_to_save_with(llm, kind, profile)
     conversation = _open_conversation(llm, session, system, recompute, coded_with)
     turns_before = len(conversation.messages)

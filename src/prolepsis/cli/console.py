@@ -14,6 +14,7 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.progress import bar as bar
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError
+from prolepsis.model.decoder import PRECISIONS
 
 err = Console(stderr=True)
 """Everything but results goes here, so that standard output can be piped."""
@@ -32,6 +33,10 @@ MemoryOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option(help="Number format of the KV cache: bf16, fp16, fp8 (same as fp8_e4m3), fp8_e5m2, int8 or int4.")
 ]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(help="high: 16 bits of each activation; fast: 8 bits, as most engines compute."),
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -48,6 +53,7 @@ def load(
     max_context: int | None = None,
     kv_memory: str | None = None,
     kv_dtype: str = "bf16",
+    precision: str = "high",
     threads: int | None = None,
 ) -> LLM:
     """Load a model; downloads and the first compilation of the kernels show what they do."""
@@ -57,6 +63,7 @@ def load(
             max_context=max_context,
             kv_memory=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
             kv_dtype=kv_dtype,
+            precision=choice(precision, "--precision", tuple(PRECISIONS)),
             threads=threads,
             on_download=on_download,
         )

@@ -14,6 +14,7 @@ from prolepsis.cli.console import (
     JsonOption,
     MemoryOption,
     ModelOption,
+    PrecisionOption,
     ThreadsOption,
     bar,
     load,
@@ -96,6 +97,7 @@ def generate(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    precision: PrecisionOption = "high",
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -149,7 +151,9 @@ def generate(
             ignore_eos=ignore_eos,
         )
     text = _prompt(prompt, prompt_file)
-    llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    llm = load(
+        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+    )
     tokens = llm.encode_chat([{"role": "user", "content": text}]) if chat_ else llm.encode(text)
     streams = isinstance(params, SamplingParams) and params.samples == 1
     if isinstance(params, SamplingParams) and streams:

@@ -19,6 +19,7 @@ from prolepsis.cli.console import (
     JsonOption,
     MemoryOption,
     ModelOption,
+    PrecisionOption,
     ThreadsOption,
     bar,
     load,
@@ -39,6 +40,7 @@ from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session, write_session
 from prolepsis.errors import InputError, ProlepsisError, SegmentError
 from prolepsis.kv.stored import arrays_of
+from prolepsis.model.decoder import precision_of
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import open_session, require_writable
 
@@ -66,6 +68,7 @@ def save(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    precision: PrecisionOption = "high",
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -76,7 +79,9 @@ def save(
         require_writable(output)
     elif sys.stdout.isatty():
         raise InputError("a session file is no text for a terminal; redirect standard output, or give --output a name")
-    llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    llm = load(
+        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+    )
     coded_with = profile_to_save_with(llm, kind, profile)
     existed = output != _PIPE and output.exists()
     sequence = llm.runner.new_sequence(llm.encode(content))
@@ -133,6 +138,7 @@ def load_(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    precision: PrecisionOption = "high",
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -140,7 +146,9 @@ def load_(
     if session == _PIPE:
         raise InputError("kv load needs a file: a session is read again when it goes on")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    llm = load(model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    llm = load(
+        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+    )
     coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.dtype)
     start = time.perf_counter()
     saved = load_session(session, llm, recompute=recompute, profile=coded_with)
@@ -228,7 +236,14 @@ def verify(
         dtype = header.dtype if against is not None else "bf16"
         llm = None
         if name is not None:
-            llm = load(name, max_context=max_context, kv_memory=kv_memory, kv_dtype=dtype, threads=threads)
+            llm = load(
+                name,
+                max_context=max_context,
+                kv_memory=kv_memory,
+                kv_dtype=dtype,
+                precision=precision_of(header.numerics),
+                threads=threads,
+            )
         coded_with = None
         if llm is not None and isinstance(coded, SessionReader):
             coded.require(model=identity(llm))

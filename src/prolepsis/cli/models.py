@@ -11,6 +11,7 @@ from prolepsis.cli.console import (
     MemoryOption,
     ModelArgument,
     ModelOption,
+    PrecisionOption,
     ThreadsOption,
     bar,
     load,
@@ -44,6 +45,7 @@ def ppl(
         int, typer.Option(help="Tokens in a window; each window is scored from its second token.")
     ] = 2048,
     kv_dtype: DtypeOption = "bf16",
+    precision: PrecisionOption = "high",
     kv_memory: MemoryOption = None,
     threads: ThreadsOption = None,
     json_: JsonOption = False,
@@ -52,7 +54,7 @@ def ppl(
     if context < 2:
         raise InputError(f"--context must be at least 2, not {context}")
     content = read_text(text, "TEXT")
-    llm = load(model, kv_memory=kv_memory, kv_dtype=kv_dtype, threads=threads)
+    llm = load(model, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads)
     window = min(context, llm.max_context)
     with bar("scoring") as on_progress:
         outcome = measure_perplexity(llm.runner, llm.tokenizer.encode(content), window, on_progress)

@@ -19,7 +19,7 @@ from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError, SegmentError
 from prolepsis.model.chat_template import Message, check_messages
-from prolepsis.model.decoder import NUMERICS
+from prolepsis.model.decoder import PRECISIONS, precision_of
 from prolepsis.store import BusyError, append_session, open_session, replace_file
 
 _SPARE_SEGMENTS = 8  # beyond twice what a file needs, before it is written whole again
@@ -106,7 +106,7 @@ def write_session(
         dtype=dtype,
         rope=rope,
         model=identity(llm),
-        numerics=NUMERICS,
+        numerics=llm.runner.decoder.numerics,
         block_size=llm.kv_cache.block_size,
         past=CachedPast(llm.runner, sequence),
     )
@@ -235,9 +235,13 @@ def _require_ours(reader: SessionReader, llm: LLM) -> None:
     there, here = reader.header.dtype, llm.kv_cache.dtype
     if there != here:
         raise SegmentError(f"{reader.name} holds a {there} cache and this one is {here}: use --kv-dtype {there}")
+    theirs, ours = reader.header.numerics, llm.runner.decoder.numerics
+    if theirs != ours and theirs in PRECISIONS.values():
+        precision = precision_of(theirs)
+        raise SegmentError(f"{reader.name} was computed in {precision} precision: use --precision {precision}")
     config = llm.config
     reader.require(
-        numerics=NUMERICS,
+        numerics=ours,
         layers=config.num_layers,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from prolepsis.kernels.kv_blocks import put_head
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, Tiles, attend_item, merge_shares, plan_attention
-from prolepsis.kernels.qmatmul import ROWS, Activations, Weights, count_tiles, multiply_tiles, quantise, unpack_row
+from prolepsis.kernels.qmatmul import (
+    ROWS,
+    Activations,
+    Weights,
+    count_tiles,
+    multiply_tiles,
+    quantise,
+    unpack_row,
+)
 from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
 from prolepsis.kernels.tile import CELL, PLANES, RECORD
@@ -54,6 +62,7 @@ class Plan(NamedTuple):
     rotary_dim: int
     eps: np.float32
     score_scale: np.float32
+    fast: bool
 
 
 class Scratch(NamedTuple):
@@ -123,7 +132,7 @@ def _norm(plan, scratch, norm, row, source):
         scratch.stream, source * hidden, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x,
         row * hidden,
     )  # fmt: skip
-    quantise(scratch.activations, row, hidden)
+    quantise(scratch.activations, row, hidden, plan.fast)
 
 
 @njit(inline="always")
@@ -156,7 +165,7 @@ def _gate(plan, scratch, row):
     gate_row(
         scratch.projected, row * 2 * width, row * 2 * width + width, width, scratch.activations.x, row * width
     )  # fmt: skip
-    quantise(scratch.activations, row, width)
+    quantise(scratch.activations, row, width, plan.fast)
 
 
 @njit(inline="always")
@@ -173,7 +182,7 @@ def _run_item(control, item, plan, pool, batch, scratch):
         first = control[_A]
         multiply_tiles(
             plan.weights, plan.groups[first, 0], plan.groups[first, 1], item * share, share, scratch.activations,
-            rows, out, control[_B],
+            rows, out, control[_B], plan.fast,
         )  # fmt: skip
         return
     if kind == _ATTEND:
@@ -191,7 +200,7 @@ def _run_item(control, item, plan, pool, batch, scratch):
                 batch.positions[row],
             )  # fmt: skip
         elif kind == _QUANTISE:
-            quantise(scratch.activations, row, control[_A])
+            quantise(scratch.activations, row, control[_A], plan.fast)
         elif kind == _GATE:
             _gate(plan, scratch, row)
         elif kind == _EMBED:

@@ -8,7 +8,18 @@ from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels.rows import quantise_row, quantise_row_to_bytes
-from prolepsis.kernels.tile import BF16, CELL, F16, F32, Q4_0, Q4_1, Q8_0, tile_product, tile_product_of_bytes
+from prolepsis.kernels.tile import (
+    BF16,
+    CELL,
+    F16,
+    F32,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    QUANTISED,
+    tile_product,
+    tile_product_of_bytes,
+)
 
 # Columns of a row in `Weights.matrices`.
 KIND, OFFSET, TILE_BYTES, COLUMNS, ROWS, OUT_COLUMN = range(6)
@@ -35,17 +46,13 @@ class Activations(NamedTuple):
 
 
 @njit(cache=True)
-def quantise(activations, row, width):
-    """Fill one row's `quants` and `records` from its `x`."""
+def quantise(activations, row, width, in_bytes):
+    """Fill one row's `quants` and `records` from its `x`, with 8 bits or with 16."""
     x, quants, records = activations
-    quantise_row(x, row * width, width, quants, records, row * (width // CELL))
-
-
-@njit(cache=True)
-def quantise_to_bytes(activations, row, width):
-    """As `quantise`, to 8 bits (`rows.quantise_row_to_bytes`)."""
-    x, quants, records = activations
-    quantise_row_to_bytes(x, row * width, width, quants, records, row * (width // CELL))
+    if in_bytes:
+        quantise_row_to_bytes(x, row * width, width, quants, records, row * (width // CELL))
+    else:
+        quantise_row(x, row * width, width, quants, records, row * (width // CELL))
 
 
 @njit(cache=True)
@@ -57,33 +64,25 @@ def count_tiles(weights, first, count):
     return tiles
 
 
-def _multiplier(product):
-    @njit(inline="always")
-    def multiply(weights, first, count, begin, tiles, activations, rows, out, stride):
-        data, matrices = weights
-        x, quants, records = activations
-        for m in range(first, first + count):
-            height = matrices[m, ROWS] // 16
-            for tile in range(max(begin, 0), min(begin + tiles, height)):
-                product(
-                    matrices[m, KIND], data, matrices[m, OFFSET] + tile * matrices[m, TILE_BYTES],
-                    matrices[m, COLUMNS] // CELL, x, quants, records, rows, out, stride,
-                    matrices[m, OUT_COLUMN] + 16 * tile,
-                )  # fmt: skip
-            begin -= height
+@njit(inline="always")
+def multiply_tiles(weights, first, count, begin, tiles, activations, rows, out, stride, in_bytes):
+    """out[:rows] = activations[:rows] @ matrix^T, for `count` matrices from `first` on, side by side in `out`.
 
-    return multiply
-
-
-multiply_tiles = _multiplier(tile_product)
-"""out[:rows] = activations[:rows] @ matrix^T, for `count` matrices from `first` on, side by side in `out`.
-
-Only the tiles begin ... begin + tiles - 1 of those there are. out float32 flat with rows of `stride`; each matrix's
-product begins at its own OUT_COLUMN.
-"""
-
-multiply_tiles_of_bytes = _multiplier(tile_product_of_bytes)
-"""The same for activations of `quantise_to_bytes` and quantised weights."""
+    Only the tiles begin ... begin + tiles - 1 of those there are. out float32 flat with rows of `stride`; each matrix's
+    product begins at its own OUT_COLUMN. in_bytes: how the activations were quantised, which float weights do not ask.
+    """
+    data, matrices = weights
+    x, quants, records = activations
+    for m in range(first, first + count):
+        height, kind = matrices[m, ROWS] // 16, matrices[m, KIND]
+        cells = matrices[m, COLUMNS] // CELL
+        for tile in range(max(begin, 0), min(begin + tiles, height)):
+            at, column = matrices[m, OFFSET] + tile * matrices[m, TILE_BYTES], matrices[m, OUT_COLUMN] + 16 * tile
+            if in_bytes and kind in QUANTISED:
+                tile_product_of_bytes(kind, data, at, cells, x, quants, records, rows, out, stride, column)
+            else:
+                tile_product(kind, data, at, cells, x, quants, records, rows, out, stride, column)
+        begin -= height
 
 
 @njit(cache=True)

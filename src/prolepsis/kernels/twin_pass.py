@@ -17,9 +17,7 @@ from prolepsis.kernels.qmatmul import (
     Weights,
     count_tiles,
     multiply_tiles,
-    multiply_tiles_of_bytes,
     quantise,
-    quantise_to_bytes,
     unpack_row,
 )
 from prolepsis.kernels.rows import (
@@ -85,21 +83,13 @@ def _embed(network, scratch, token, row):
 
 
 @njit(inline="always")
-def _quantise(scratch, row, width, fine):
-    if fine:
-        quantise(scratch.activations, row, width)
-    else:
-        quantise_to_bytes(scratch.activations, row, width)
-
-
-@njit(inline="always")
 def _norm(plan, scratch, norm, row, fine):
     """Adds the last change to a row of the hidden state; activations[row] = its norm, quantised."""
     hidden = plan.hidden
     at = row * hidden
     add_moderate_row(scratch.stream, at, hidden, scratch.change)
     norm_row(scratch.stream, at, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x, at)
-    _quantise(scratch, row, hidden, fine)
+    quantise(scratch.activations, row, hidden, fine == 0)
 
 
 @njit(inline="always")
@@ -147,7 +137,7 @@ def _residual(network, pool, scratch, rows_of, rows, row, fine):
         )  # fmt: skip
     _scale(plan, scratch.projected, base + width, width, factor, x, out + width)
     moderate_row(x, out, 2 * width)
-    _quantise(scratch, row, 2 * width, fine)
+    quantise(scratch.activations, row, 2 * width, fine == 0)
 
 
 @njit(inline="always")
@@ -171,7 +161,7 @@ def _gate(plan, scratch, row, fine):
     gate_row(
         scratch.projected, row * 2 * width, row * 2 * width + width, width, scratch.activations.x, row * width
     )  # fmt: skip
-    _quantise(scratch, row, width, fine)
+    quantise(scratch.activations, row, width, fine == 0)
 
 
 @njit(inline="always")
@@ -190,14 +180,10 @@ def _multiply(control, item, network, scratch):
     first, count = network.groups[group, 0], network.groups[group, 1]
     weights = _weights(network, group)
     out = scratch.change if control[_D] == _CHANGE else scratch.projected
-    if control[_E] == 1:
-        multiply_tiles(
-            weights, first, count, item * share, share, scratch.activations, control[_ROWS], out, control[_B]
-        )  # fmt: skip
-    else:
-        multiply_tiles_of_bytes(
-            weights, first, count, item * share, share, scratch.activations, control[_ROWS], out, control[_B]
-        )  # fmt: skip
+    multiply_tiles(
+        weights, first, count, item * share, share, scratch.activations, control[_ROWS], out, control[_B],
+        control[_E] == 0,
+    )  # fmt: skip
 
 
 @njit(inline="always")
@@ -224,7 +210,7 @@ def _run_item(control, item, network, pool, rows_of, scratch):
         elif kind == _ROTATE:
             _rotate(plan, pool, scratch, rows_of, rows, row)
         elif kind == _QUANTISE:
-            _quantise(scratch, row, control[_A], fine)
+            quantise(scratch.activations, row, control[_A], fine == 0)
         elif kind == _GATE:
             _gate(plan, scratch, row, fine)
         else:

@@ -17,8 +17,14 @@ from prolepsis.model.config import ModelConfig
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.weights import load_plan
 
-# Names the arithmetic: cached K and V made under another name may differ in their last bits and are not mixed.
-NUMERICS = "prolepsis-1/int16x32"
+PRECISIONS = {"high": "prolepsis-1/int16x32", "fast": "prolepsis-1/int8x32"}
+"""How activations are rounded on their way into a product: to 16 bits, or to 8 as most engines do, with a scale for
+each 32. The names of the arithmetic: K and V made under another name may differ, and are not mixed with these."""
+
+
+def precision_of(numerics: str) -> str:
+    """The precision that computes with the named arithmetic; "high" for a name that is not known."""
+    return next((precision for precision, name in PRECISIONS.items() if name == numerics), "high")
 
 
 class Rows(NamedTuple):
@@ -38,17 +44,25 @@ class Decoder:
     """
 
     def __init__(
-        self, file: GGUFFile, config: ModelConfig, max_positions: int, max_rows: int, threads: int | None = None
+        self,
+        file: GGUFFile,
+        config: ModelConfig,
+        max_positions: int,
+        max_rows: int,
+        threads: int | None = None,
+        precision: str = "high",
     ) -> None:
         """`max_positions`: longest sequence, in tokens; `max_rows`: most tokens in one call of `forward`; `threads`:
-        by default one for each core.
+        by default one for each core; `precision`: one of `PRECISIONS`.
 
         Raises ModelFileError for tensors that are missing or not supported.
         """
         self.config = config
         self.max_rows = max_rows
         self.threads = threads or default_threads()
-        self.plan = load_plan(file, config, max_positions)
+        self.numerics = PRECISIONS[precision]
+        """Names the arithmetic."""
+        self.plan = load_plan(file, config, max_positions, precision == "fast")
         self._max_positions = max_positions
         self._scratch = new_scratch(
             self.plan, config.num_kv_heads, config.head_dim, max_rows, max_positions, config.vocab_size

@@ -29,7 +29,7 @@ class _Matrix:
     offset: int = field(default=0, init=False)
 
 
-def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int) -> Plan:
+def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int, fast: bool) -> Plan:
     """Pack every tensor of `file` and lay out the model for `kernels.forward.forward`.
 
     Raises ModelFileError for a tensor that is missing, of the wrong shape, or of a type that is not supported.
@@ -66,6 +66,7 @@ def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int) -> Plan:
         rotary_dim=rope.dim,
         eps=np.float32(config.norm_eps),
         score_scale=np.float32(config.head_dim**-0.5),
+        fast=fast,
     )
 
 

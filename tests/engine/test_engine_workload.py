@@ -1,5 +1,6 @@
 """Random workloads: whatever else happens to a request, its tokens are those it gets alone."""
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from prolepsis import LLM, SamplingParams
 from prolepsis.engine.engine import Engine
 from prolepsis.engine.request import Request
+from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.kv.prefix_index import PrefixIndex
+from prolepsis.speculate.drafter import Draft, Draftee, Drafter
+from prolepsis.speculate.ngram import NgramDrafter
 
 SYSTEM = [[7 * i % 1000 for i in range(length)] for length in (0, 20, 75)]
 KINDS = [
@@ -53,6 +57,8 @@ class Machine:
     prefix: bool
     swap: tuple[int, int] | None  # bytes in memory and on the disk; None computes again
     threads: int
+    draft: str
+    draft_tokens: int | None
 
 
 requests = st.builds(
@@ -74,6 +80,8 @@ machines = st.builds(
     st.booleans(),
     st.sampled_from([None, (1 << 20, 1 << 20), (1 << 16, 1 << 17), (0, 1 << 20), (0, 0)]),
     st.sampled_from([1, 2]),
+    st.sampled_from(["none", "ngram", "mostly right"]),
+    st.sampled_from([None, 1, 4, 9]),
 )
 
 
@@ -83,6 +91,30 @@ class Run:
 
     asked: Asked
     requests: list[Request] = field(default_factory=list)
+
+
+class MostlyRight:
+    """Drafts what a request gets alone, but for some tokens, and sometimes less than it might, or too much."""
+
+    name, uses_model = "mostly right", False
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.continuations: dict[int, list[int]] = {}
+        """What each request gets, prompt and all, by its number."""
+
+    def propose(self, batch: Many[Draftee]) -> list[Draft]:
+        return [self._draft(each) for each in batch]
+
+    def _draft(self, draftee: Draftee) -> Draft:
+        at = len(draftee.tokens)
+        expected = self.continuations[draftee.key][at : at + draftee.limit]
+        tokens = [(token + (place % 5 == 3)) % 1000 for place, token in enumerate(expected, at)]
+        tokens = tokens[: draftee.limit - at % 2]
+        return Draft(tokens, [None] * len(tokens))
+
+    def forget(self, key: int) -> None:
+        self.continuations.pop(key, None)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +132,10 @@ def machine(llm: LLM, setup: Machine) -> Engine:
     prefix = PrefixIndex(llm.kv_cache.pool, setup.block_size) if setup.prefix else None
     swap = None if setup.swap is None else SwapSpace(llm.kv_cache, llm.rope, *setup.swap)
     most = max(1, min(setup.max_running, setup.budget - setup.block_size))
-    return Engine(llm.runner, prefix, swap, most, setup.budget)
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "mostly right": MostlyRight(llm)}
+    drafter = drafters.get(setup.draft)
+    speculation = None if drafter is None else Speculation(drafter, setup.draft_tokens)
+    return Engine(llm.runner, prefix, swap, most, setup.budget, speculation)
 
 
 @given(asked=st.lists(requests, min_size=1, max_size=12), setup=machines)
@@ -111,6 +146,8 @@ def test_each_request_gets_the_tokens_it_gets_alone(
     llm = models[setup.block_size, setup.threads]
     pool = llm.kv_cache.pool
     assert pool.num_used == 0
+    for each in asked:
+        completed_alone(llm, each)  # from now on known: it takes blocks
     room = -(-LONGEST // setup.block_size) + setup.spare
     taken = [pool.allocate() for _ in range(pool.num_blocks - room)]
     try:
@@ -145,7 +182,9 @@ def _run(llm: LLM, engine: Engine, asked: list[Asked]) -> list[Run]:
                 run.requests = llm.new_requests(
                     each.prompt, each.params, priority=each.priority, cache_salt=each.salt
                 )  # fmt: skip
-                for request in run.requests:
+                for request, alone in zip(run.requests, completed_alone(llm, each), strict=True):
+                    if engine.speculation is not None and isinstance(engine.speculation.drafter, MostlyRight):
+                        engine.speculation.drafter.continuations[request.number] = each.prompt + alone[0]
                     engine.add(request)
             if each.cancel is not None and each.arrives + each.cancel == passes:
                 for request in run.requests:

@@ -152,7 +152,7 @@ class Session:
     def __init__(self, file, block_size=32, kv_dtype="bf16", tokens=512, sequences=1, seed=0, threads=None):
         self.config = ModelConfig.from_gguf(file)
         config = self.config
-        self.decoder = Decoder(file, config, tokens, 256, threads)
+        self.decoder = Decoder.load(file, config, tokens, 256, threads)
         each = -(-tokens // block_size)
         self.cache = PagedKVCache(
             config.num_layers, config.num_kv_heads, config.head_dim, block_size, each * sequences + 3, kv_dtype

@@ -11,6 +11,8 @@ import typer
 
 from prolepsis.cli.console import (
     ContextOption,
+    DraftOption,
+    DraftTokensOption,
     DtypeOption,
     MemoryOption,
     ModelArgument,
@@ -71,6 +73,8 @@ def chat(
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
     precision: PrecisionOption = "high",
+    draft: DraftOption = "none",
+    draft_tokens: DraftTokensOption = "auto",
     threads: ThreadsOption = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; /exit, the end of input (Ctrl-D) and Ctrl-C between answers end it."""
@@ -87,7 +91,14 @@ def chat(
     if session is not None:
         require_writable(session)
     llm = load(
-        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+        model,
+        max_context=max_context,
+        kv_memory=kv_memory,
+        kv_dtype=kv_dtype,
+        precision=precision,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        threads=threads,
     )
     coded_with = None if session is None else profile_to_save_with(llm, kind, profile)
     conversation = _open_conversation(llm, session, system, recompute, coded_with)

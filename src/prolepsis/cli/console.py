@@ -37,6 +37,14 @@ PrecisionOption = Annotated[
     str,
     typer.Option(help="high: 16 bits of each activation; fast: 8 bits, as most engines compute."),
 ]
+DraftOption = Annotated[
+    str,
+    typer.Option(
+        help="Who guesses the tokens that come next, so that one pass may settle several: none, ngram (what followed "
+        "these tokens before), twin (the model itself, quantised) or model:PATH (a small one of the same vocabulary)."
+    ),
+]
+DraftTokensOption = Annotated[str, typer.Option(help="How many tokens to guess at a time, or auto: as many as pay.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -54,6 +62,8 @@ def load(
     kv_memory: str | None = None,
     kv_dtype: str = "bf16",
     precision: str = "high",
+    draft: str = "none",
+    draft_tokens: str = "auto",
     threads: int | None = None,
 ) -> LLM:
     """Load a model; downloads and the first compilation of the kernels show what they do."""
@@ -64,6 +74,8 @@ def load(
             kv_memory=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
             kv_dtype=kv_dtype,
             precision=choice(precision, "--precision", tuple(PRECISIONS)),
+            draft=draft,
+            draft_tokens=_draft_tokens(draft_tokens),
             threads=threads,
             on_download=on_download,
         )
@@ -74,6 +86,14 @@ def load(
         with err.status(what):
             warm_up(llm)
     return llm
+
+
+def _draft_tokens(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise InputError(f"--draft-tokens {text!r} is neither auto nor a number")
+    return int(text)
 
 
 def choice(value: object, flag: str, choices: Sequence[T]) -> T:

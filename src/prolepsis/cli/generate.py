@@ -10,6 +10,8 @@ import typer
 
 from prolepsis.cli.console import (
     ContextOption,
+    DraftOption,
+    DraftTokensOption,
     DtypeOption,
     JsonOption,
     MemoryOption,
@@ -98,6 +100,8 @@ def generate(
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
     precision: PrecisionOption = "high",
+    draft: DraftOption = "none",
+    draft_tokens: DraftTokensOption = "auto",
     threads: ThreadsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -152,7 +156,14 @@ def generate(
         )
     text = _prompt(prompt, prompt_file)
     llm = load(
-        model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
+        model,
+        max_context=max_context,
+        kv_memory=kv_memory,
+        kv_dtype=kv_dtype,
+        precision=precision,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        threads=threads,
     )
     tokens = llm.encode_chat([{"role": "user", "content": text}]) if chat_ else llm.encode(text)
     streams = isinstance(params, SamplingParams) and params.samples == 1

@@ -45,14 +45,14 @@ class BeamRequest(Task):
         found = self._search.best(self.params.n) if self.finished else []
         return [self._completion(one) for one in found] or [self._completion(None)]
 
-    def advance(self, logits: NDArray[np.float32]) -> Delta | None:
+    def advance(self, logits: NDArray[np.float32]) -> list[Delta]:
         """See `Task`. All is told at once, in the end: the best hypothesis."""
         over = self._search.advance(logits)
         self.sequences = self._search.sequences
         if not over:
-            return None
+            return []
         best = self.completions[0]
-        return Delta(best.text, SampledToken(best.token_ids[-1], None, ()), best.finish_reason)
+        return [Delta(best.text, SampledToken(best.token_ids[-1], None, ()), best.finish_reason)]
 
     def found(self, tokens: int) -> None:
         """See `Task`."""

@@ -29,8 +29,8 @@ class Completion:
     prompt_tokens: int = 0
     cached_tokens: int = field(default=0, compare=False)
     """Tokens of the prompt whose K and V were in the cache already."""
-    seed: int = 0
-    """The seed that repeats this completion."""
+    seed: int | None = 0
+    """The seed that repeats this completion; None where drafts had a say in which of the possible ones it is."""
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities, where they were asked for or needed (`best_of`, beams)."""
     score: float | None = None

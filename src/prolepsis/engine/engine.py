@@ -1,7 +1,9 @@
 """Continuous batching: many requests, one pass at a time."""
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -10,14 +12,17 @@ from numpy.typing import NDArray
 
 from prolepsis.coding.threads import limited_to
 from prolepsis.engine.completion import Delta
+from prolepsis.engine.request import Request
 from prolepsis.engine.runner import CHUNK, Runner
 from prolepsis.engine.sampling_params import is_int
 from prolepsis.engine.scheduler import Part, Scheduler
-from prolepsis.engine.statistics import EngineStatistics
+from prolepsis.engine.speculation import NO_DRAFT, Speculation, accepted
+from prolepsis.engine.statistics import DraftStatistics, EngineStatistics
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.engine.task import Task
 from prolepsis.errors import InputError
 from prolepsis.kv.prefix_index import PrefixIndex
+from prolepsis.speculate.drafter import Draft
 
 
 class Output(NamedTuple):
@@ -39,7 +44,13 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, prefix: PrefixIndex | None, swap: SwapSpace | None, max_running: int, budget: int = CHUNK
+        self,
+        runner: Runner,
+        prefix: PrefixIndex | None,
+        swap: SwapSpace | None,
+        max_running: int,
+        budget: int = CHUNK,
+        speculation: Speculation | None = None,
     ) -> None:
         """See `Scheduler`. Raises InputError for limits that leave prompts no place in a pass."""
         require_places(max_running, budget, runner.cache.block_size)
@@ -47,11 +58,14 @@ class Engine:
         self.prefix = prefix
         """The blocks that later prompts can share; None where that is switched off."""
         self.swap = swap
+        self.speculation = speculation
+        """Who guesses the tokens that come next; None where nobody does."""
         self._scheduler = Scheduler(runner.cache, prefix, swap, max_running, budget)
         self._max_running = max_running
         self._finished = self._cancelled = self._failed = 0
         self._passes = self._computed = self._slots = self._wasted = 0
         self._busy_s = 0.0
+        self._drafts = DraftStatistics()
 
     @property
     def has_work(self) -> bool:
@@ -78,24 +92,36 @@ class Engine:
     def cancel(self, task: Task) -> None:
         """Stop a request at once, wherever it stands; its completion keeps what it has. One that has ended is left."""
         if task.state in ("queued", "running"):
-            self._scheduler.end(task)
+            self._end(task)
             self._cancelled += 1
 
     def step(self) -> list[Output]:
         """Run one pass. Returns a piece of output for each sequence that generates, and the failures."""
         start = time.perf_counter()
+        lengths = None if self.speculation is None else self.speculation.lengths
         with limited_to(self.runner.decoder.threads):
-            parts = self._scheduler.schedule()
+            parts = self._scheduler.schedule(lengths)
         outputs = [Output(task, None) for task in self._scheduler.failed]
         self._failed += len(outputs)
         self._scheduler.failed.clear()
         if parts:
-            rows = [(part.sequence, part.tokens, "last" if part.wanted else "none") for part in parts]
-            logits = self.runner.run(rows)
-            self._scheduler.computed(parts)
-            self._count(parts, start)
-            outputs += self._advance(parts, logits)
+            outputs += self._run(parts, start)
         self._busy_s += time.perf_counter() - start
+        return outputs
+
+    def _run(self, parts: Many[Part], start: float) -> list[Output]:
+        drafts = [NO_DRAFT] * len(parts) if self.speculation is None else self.speculation.propose(parts)
+        drafted = time.perf_counter()
+        rows = [
+            (part.sequence, part.tokens, "all" if draft.tokens else "last" if part.wanted else "none")
+            for part, draft in zip(parts, drafts, strict=True)
+        ]
+        logits = self.runner.run(rows, [draft.tokens for draft in drafts])
+        self._scheduler.computed([part for part, draft in zip(parts, drafts, strict=True) if not draft.tokens])
+        self._count(parts, drafts, start)
+        outputs, taken = self._advance(parts, drafts, logits)
+        if self.speculation is not None:
+            self.speculation.observe(parts, drafts, taken, time.perf_counter() - drafted)
         return outputs
 
     def statistics(self) -> EngineStatistics:
@@ -118,12 +144,13 @@ class Engine:
             prefix_asked=0 if prefix is None else prefix.tokens_asked,
             prefix_found=0 if prefix is None else prefix.tokens_found,
             waste=self._wasted / max(self._slots, 1),
+            drafts=self._drafts,
         )
 
-    def _count(self, parts: Many[Part], start: float) -> None:
+    def _count(self, parts: Many[Part], drafts: Many[Draft], start: float) -> None:
         cache = self.runner.cache
         self._passes += 1
-        self._computed += sum(part.tokens for part in parts)
+        self._computed += sum(part.tokens + len(draft.tokens) for part, draft in zip(parts, drafts, strict=True))
         tables = [sequence.table for task in self._scheduler.running for sequence in task.sequences]
         self._slots += cache.pool.num_used * cache.block_size
         self._wasted += sum(table.capacity - table.length for table in tables)
@@ -131,30 +158,56 @@ class Engine:
             if part.task.statistics.started is None:
                 part.task.statistics.started = start
 
-    def _advance(self, parts: Many[Part], logits: NDArray[np.float32]) -> list[Output]:
-        outputs = []
+    def _advance(
+        self, parts: Many[Part], drafts: Many[Draft], logits: NDArray[np.float32]
+    ) -> tuple[list[Output], list[int]]:
+        """Let requests take their steps. Returns their news, and for each part how many drafts were accepted."""
+        outputs: list[Output] = []
+        taken = [0] * len(parts)
         first = 0
-        for task, rows in groupby((part for part in parts if part.wanted), key=lambda part: part.task):
-            count = len(list(rows))
-            for each in [task, *self._scheduler.lead(task)]:
-                outputs += self._tell(each, logits[first : first + count])
+        for task, group in groupby(enumerate(parts), key=lambda numbered: numbered[1].task):
+            wanted = [number for number, part in group if part.wanted]
+            if not wanted:
+                continue
+            draft = drafts[wanted[0]]
+            count = len(wanted) + len(draft.tokens)
+            rows = logits[first : first + count]
             first += count
-        return outputs
+            if draft.tokens:
+                told, taken[wanted[0]] = self._verify(task, rows, draft)
+                outputs += told
+                self._scheduler.computed([parts[wanted[0]]])
+                continue
+            for each in [task, *self._scheduler.lead(task)]:
+                outputs += self._tell(each, partial(each.advance, rows))
+        return outputs, taken
 
-    def _tell(self, task: Task, logits: NDArray[np.float32]) -> list[Output]:
+    def _verify(self, task: Task, logits: NDArray[np.float32], draft: Draft) -> tuple[list[Output], int]:
+        assert isinstance(task, Request)
+        outputs = self._tell(task, partial(task.verify, logits, draft))
+        taken = accepted([output.delta for output in outputs if output.delta is not None], draft)
+        self._drafts.count(len(draft.tokens), taken)
+        return outputs, taken
+
+    def _tell(self, task: Task, step: Callable[[], list[Delta]]) -> list[Output]:
         """Let a request take its step; its failure is its own."""
         try:
-            delta = task.advance(logits)
+            deltas = step()
         except Exception as error:
             task.fail(error)
-            self._scheduler.end(task)
+            self._end(task)
             self._failed += 1
             return [Output(task, None)]
-        task.statistics.token_times.append(time.perf_counter())
+        task.statistics.told(len(deltas) or 1)
         if task.finished:
-            self._scheduler.end(task)
+            self._end(task)
             self._finished += 1
-        return [] if delta is None else [Output(task, delta)]
+        return [Output(task, delta) for delta in deltas]
+
+    def _end(self, task: Task) -> None:
+        self._scheduler.end(task)
+        if self.speculation is not None:
+            self.speculation.forget(task)
 
 
 def require_places(max_running: int, budget: int, block_size: int) -> None:

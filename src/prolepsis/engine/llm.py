@@ -1,6 +1,7 @@
 """The engine as a Python object: load a model, give it prompts, get completions."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -15,6 +16,7 @@ from prolepsis.coding import RopeSpec
 from prolepsis.engine.beam_request import BeamRequest
 from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta
+from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.interrupts import deferred
 from prolepsis.engine.memory import new_cache, require_memory
@@ -23,6 +25,7 @@ from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
 from prolepsis.engine.sampling_params import SamplingParams, is_int
 from prolepsis.engine.sequence import Sequence
+from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.engine.task import Task
 from prolepsis.errors import InputError
@@ -32,7 +35,7 @@ from prolepsis.kv.cache import PagedKVCache
 from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
-from prolepsis.model.decoder import Decoder
+from prolepsis.model.decoder import PRECISIONS, Decoder
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 from prolepsis.model.tokenizer import Tokenizer
@@ -62,8 +65,11 @@ class LLM:
         kv_memory: int | None = None,
         kv_dtype: str = "bf16",
         block_size: int = 32,
+        precision: str = "high",
         threads: int | None = None,
         max_running: int = 64,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         prefix_caching: bool = True,
         preemption: str = "swap",
         swap_memory: int | None = None,
@@ -77,8 +83,13 @@ class LLM:
         take if that is less. The system supplies them as they are first used.
         kv_dtype: "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8" or "int4".
         block_size: tokens in a block of the cache, 16 or 32.
+        precision: "high" keeps 16 bits of each activation; "fast" keeps 8, as most engines do.
         threads: by default one for each core.
         max_running: most sequences that run at once.
+        draft: who guesses the tokens that come next, so that one pass may settle several: None or "none", "ngram",
+        "twin", or "model:" and a model as above (`prolepsis.speculate`). What comes out has the same distribution; at
+        temperature 0, or with a seed, it is the same.
+        draft_tokens: how many tokens are guessed at a time; by default as many as pay.
         prefix_caching: whether prompts share what the cache holds of others that began alike.
         preemption: what is done with a sequence that has to leave a full cache: "swap" keeps its K and V losslessly
         coded, "recompute" computes them again. The outcome is the same.
@@ -88,7 +99,9 @@ class LLM:
         Raises InputError for a model or setting that cannot be used.
         """
         _check_threads(threads)
+        check_drafting(draft, draft_tokens)
         _check_choice("block_size", block_size, BLOCK_SIZES)
+        _check_choice("precision", precision, tuple(PRECISIONS))
         _check_choice("preemption", preemption, PREEMPTIONS)
         _check_bytes("kv_memory", kv_memory)
         _check_bytes("swap_memory", swap_memory)
@@ -112,7 +125,8 @@ class LLM:
         )
         held = self._cache.pool.num_blocks * block_size
         self.max_context = min(longest, held)
-        self.runner = Runner(Decoder(self._file, self.config, self.max_context, CHUNK, threads), self._cache)
+        decoder = Decoder.load(self._file, self.config, self.max_context, CHUNK, threads, precision)
+        self.runner = Runner(decoder, self._cache)
         cache_bytes = held * self._cache.bytes_per_token
         swap = None
         if preemption == "swap":
@@ -123,7 +137,9 @@ class LLM:
                 cache_bytes if swap_disk is None else swap_disk,
             )
         prefix = PrefixIndex(self._cache.pool, block_size) if prefix_caching else None
-        self.engine = Engine(self.runner, prefix, swap, max_running)
+        drafter = new_drafter(draft, self._file, decoder, self._cache)
+        self._speculation = None if drafter is None else Speculation(drafter, draft_tokens)
+        self.engine = Engine(self.runner, prefix, swap, max_running, speculation=self._speculation)
         """Runs requests together; `generate` is made of it."""
 
     def _check_context(self, max_context: int | None) -> None:
@@ -240,13 +256,23 @@ class LLM:
 
     def run(self, request: Request, progress: Progress | None = None) -> Iterator[Delta]:
         """Run one request token by token. Closing the iterator stops it; its sequence keeps what it has."""
-        logits = self.runner.prefill(request.sequence, progress)
-        while True:
-            delta = request.accept(logits)
-            yield delta
-            if delta.finish_reason is not None:
-                return
-            logits = self.runner.run([(request.sequence, 1, "last")])[0]
+        request.statistics.started = time.perf_counter()
+        deltas = [request.accept(self.runner.prefill(request.sequence, progress))]
+        try:
+            while True:
+                request.statistics.told(len(deltas))
+                yield from deltas
+                if request.finished:
+                    return
+                deltas = self._step(request)
+        finally:
+            if self._speculation is not None:
+                self._speculation.forget(request)
+
+    def _step(self, request: Request) -> list[Delta]:
+        if self._speculation is not None:
+            return self._speculation.step(self.runner, request)
+        return request.advance(self.runner.run([(request.sequence, 1, "last")]))
 
     def new_request(
         self, prompt: Sequence | Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""

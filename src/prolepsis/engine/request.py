@@ -4,12 +4,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine.completion import Completion, Delta
-from prolepsis.engine.sampler import Sampler, with_logprobs
+from prolepsis.engine.draft_chooser import DraftChooser
+from prolepsis.engine.sampler import SampledToken, Sampler, with_logprobs
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.stopping import StopChecker
 from prolepsis.engine.task import Task
 from prolepsis.model.tokenizer import Tokenizer
+from prolepsis.speculate.drafter import Draft
 
 
 class Request(Task):
@@ -60,7 +62,9 @@ class Request(Task):
 
         A token that ends the output is not appended: it belongs to the protocol, not to the text.
         """
-        sampled = self._sampler.sample(logits)
+        return self._take(self._sampler.sample(logits), logits)
+
+    def _take(self, sampled: SampledToken, logits: NDArray[np.float32]) -> Delta:
         done = self.completion
         done.token_ids.append(sampled.token)
         if self.params.logprobs is not None:
@@ -80,9 +84,49 @@ class Request(Task):
         done.text += text
         return Delta(text, sampled, done.finish_reason)
 
-    def advance(self, logits: NDArray[np.float32]) -> Delta:
+    def advance(self, logits: NDArray[np.float32]) -> list[Delta]:
         """See `Task`."""
-        return self.accept(logits[0])
+        return [self.accept(logits[0])]
+
+    @property
+    def most_drafts(self) -> int:
+        """See `Task`: with one more token that the target adds, they must not exceed what may still come."""
+        return max(self.most_tokens - len(self.sequence.tokens) - 1, 0)
+
+    @property
+    def chooser(self) -> DraftChooser:
+        """Draws the drafts that may follow now."""
+        return DraftChooser(self._sampler)
+
+    def verify(self, logits: NDArray[np.float32], draft: Draft) -> list[Delta]:
+        """Take the drafts that the target agrees with, and the token it puts in place of the first that it does not.
+
+        logits float32 [1 + drafts, vocab], after the last token and after each draft. All were run: K and V of drafts
+        that are not taken leave the table. Where a draft has no distribution of its own, the tokens are those of plain
+        decoding; else they have the same distribution (`speculate.acceptance`).
+        """
+        deltas: list[Delta] = []
+        table = self.sequence.table
+        cached = table.length - len(draft.tokens)
+        accepted = 0
+        try:
+            for guess, probabilities, row in zip(draft.tokens, draft.probabilities, logits, strict=False):
+                if probabilities is None:
+                    sampled = self._sampler.sample(row)
+                else:
+                    self.completion.seed = None
+                    sampled = self._sampler.settle(row, guess, probabilities)
+                deltas.append(self._take(sampled, row))
+                accepted += sampled.token == guess
+                if sampled.token != guess or self.finished:
+                    break
+            else:
+                deltas.append(self.accept(logits[len(draft.tokens)]))
+        finally:
+            table.truncate(min(cached + accepted, len(self.sequence.tokens)))
+        if draft.tokens:
+            self.statistics.drafts.count(len(draft.tokens), accepted)
+        return deltas
 
     def found(self, tokens: int) -> None:
         """See `Task`."""

@@ -9,6 +9,9 @@ import os
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
+
+TOKEN, DRAFT, ACCEPT = range(3)
+"""What a random number is for: each purpose has its own."""
 _MASK = 0xFFFFFFFF
 
 
@@ -17,9 +20,12 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(8), "little") >> 11
 
 
-def uniform(seed: int, n: int) -> float:
-    """The n-th number of the stream `seed`, in [0, 1), a multiple of 2^-53; seed and n in 0 .. 2^64 - 1."""
-    words = philox((n & _MASK, n >> 32, 0, 0), (seed & _MASK, seed >> 32))
+def uniform(seed: int, n: int, purpose: int = TOKEN) -> float:
+    """The n-th number of the stream `seed`, in [0, 1), a multiple of 2^-53; seed and n in 0 .. 2^64 - 1.
+
+    purpose: one of those above.
+    """
+    words = philox((n & _MASK, n >> 32, purpose, 0), (seed & _MASK, seed >> 32))
     return ((words[0] << 32 | words[1]) >> 11) * 2.0**-53
 
 

@@ -58,17 +58,21 @@ class Runner:
         """Run the one pending token of each sequence; returns the logits after each, float32 [n, vocab]."""
         return self.run([(sequence, 1, "last") for sequence in sequences]).copy()
 
-    def run(self, parts: Many[tuple[Sequence, int, str]]) -> NDArray[np.float32]:
+    def run(self, parts: Many[tuple[Sequence, int, str]], drafts: Many[Many[int]] | None = None) -> NDArray[np.float32]:
         """Run `count` pending tokens of each sequence, at most `CHUNK` in all; returns the logits asked for.
 
-        parts: (sequence, count, "none" | "last" | "all"). Returns float32 [wanted rows, vocab], in order: a view that
-        is valid until the next run. Raises CapacityError; nothing is cached then.
+        parts: (sequence, count, "none" | "last" | "all"). drafts: for each, tokens that are run after all its own; they
+        count as cached although the sequence does not have them, until its table is truncated. Returns float32
+        [wanted rows, vocab], in order: a view that is valid until the next run. Raises CapacityError; nothing is cached
+        then.
         """
         before = [sequence.num_cached for sequence, _, _ in parts]
+        guesses = [()] * len(parts) if drafts is None else drafts
         try:
             batch = []
-            for (sequence, count, logits), start in zip(parts, before, strict=True):
-                tokens = np.array(sequence.tokens[start : start + count], np.int64)
+            for (sequence, own, logits), start, guess in zip(parts, before, guesses, strict=True):
+                tokens = np.array([*sequence.tokens[start : start + own], *guess], np.int64)
+                count = len(tokens)
                 self.cache.copy_blocks(sequence.table.prepare_write(count))
                 sequence.table.append(count)
                 batch.append(Rows(tokens, start, sequence.table.blocks, logits))

@@ -30,6 +30,7 @@ from prolepsis.kernels.sampling import (
     largest_logits,
     penalise,
 )
+from prolepsis.speculate.acceptance import settle
 
 
 class SampledToken(NamedTuple):
@@ -59,6 +60,13 @@ class TokenCounts:
     def output(self) -> NDArray[np.int32]:
         """int32 [n]: how often each of `tokens` is in the output."""
         return self._output[: len(self._places)]
+
+    def copy(self) -> "TokenCounts":
+        """The same, to go on by itself."""
+        other = TokenCounts()
+        other._places = dict(self._places)
+        other._tokens, other._output = self._tokens.copy(), self._output.copy()
+        return other
 
     def add(self, token: int) -> None:
         """Count one more output token."""
@@ -90,7 +98,16 @@ class Sampler:
 
     def sample(self, logits: NDArray[np.float32]) -> SampledToken:
         """Choose the next token from float32 logits [vocab], and record it. ModelFileError if they hold a NaN."""
-        token = self._choose(logits)
+        return self._recorded(self._choose(logits), logits)
+
+    def settle(self, logits: NDArray[np.float32], draft: int, probabilities: NDArray[np.float64]) -> SampledToken:
+        """As `sample`, where `draft` was drawn from `probabilities`, float64 [vocab]: it is taken if that may be."""
+        target = target_probabilities(logits, self.params, self.past())
+        accept = rng.uniform(self.seed, self.num_tokens, rng.ACCEPT)
+        redraw = rng.uniform(self.seed, self.num_tokens)
+        return self._recorded(settle(target, probabilities, draft, accept, redraw, sample), logits)
+
+    def _recorded(self, token: int, logits: NDArray[np.float32]) -> SampledToken:
         self.record(token)
         if self.params.logprobs is None:
             return SampledToken(token, None, ())
@@ -99,19 +116,19 @@ class Sampler:
     def record(self, token: int) -> None:
         """Count a token as the request's next output, as when it is replayed and not drawn."""
         self.num_tokens += 1
-        counts = self._past()
+        counts = self.past()
         if counts is not None:
             counts.add(token)
 
     def _choose(self, logits: NDArray[np.float32]) -> int:
-        counts = self._past()
+        counts = self.past()
         if self.params.is_greedy:
             return largest_logit(adjusted_logits(logits, self.params, counts))
         uniform = rng.uniform(self.seed, self.num_tokens)
         return int(draw(*_distribution(adjusted_logits(logits, self.params, counts), self.params), uniform))
 
-    def _past(self) -> TokenCounts | None:
-        """What the penalties need; made with the first token, as a request that waits should not hold the memory."""
+    def past(self) -> TokenCounts | None:
+        """What the penalties need, if there are any; made with the first token, as what waits should hold no memory."""
         if self._counts is None and self.params.has_penalties:
             self._counts = TokenCounts(self._prompt)
         return self._counts

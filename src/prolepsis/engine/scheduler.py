@@ -2,6 +2,7 @@
 
 import heapq
 from bisect import insort
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,12 +25,18 @@ _by_order = attrgetter("order")
 
 
 class Part(NamedTuple):
-    """`tokens` pending tokens of one of a task's sequences that are to be run; `wanted`: the logits after the last."""
+    """`tokens` pending tokens of one of a task's sequences that are to be run; `wanted`: the logits after the last.
+    drafts: how many tokens that may follow there is room for, to be run with them."""
 
     task: Task
     sequence: Sequence
     tokens: int
     wanted: bool
+    drafts: int = 0
+
+
+Lengths = Callable[[Many[Task], int], list[int]]
+"""How many tokens to draft for each of some tasks, so many rows at most in all."""
 
 
 class Scheduler:
@@ -84,14 +91,16 @@ class Scheduler:
         else:
             self._push(task)
 
-    def schedule(self) -> list[Part]:
+    def schedule(self, lengths: Lengths | None = None) -> list[Part]:
         """What to run next: room for it is made, and shared tails are copied. Empty where nothing can run."""
         self._parts = {}  # a call that was interrupted has left some
         for task in [task for task in self.running if task.steps]:
             if task.state == "running" and self._make_room(task, task.sequences, 1):
                 self._parts[task] = [Part(task, sequence, 1, True) for sequence in task.sequences]
         self._admit()
-        steps = sum(map(len, self._parts.values()))
+        if lengths is not None:
+            self._make_drafts_room(lengths)
+        steps = sum(1 + part.drafts for parts in self._parts.values() for part in parts)
         self._share(min(self._budget - steps, PROMPT_TOKENS_BESIDE) if steps else self._budget)
         parts, self._parts = self._parts, {}
         return [part for each in parts.values() for part in each]
@@ -225,6 +234,19 @@ class Scheduler:
             if count > 0 and self._make_room(task, [sequence], count):
                 part = Part(task, sequence, count, count == sequence.num_pending)
                 self._parts.setdefault(task, []).append(part)
+
+    def _make_drafts_room(self, lengths: Lengths) -> None:
+        """Let the sequences that generate run drafts too, where that takes no room from anyone."""
+        steps = sum(map(len, self._parts.values()))
+        tasks = [task for task in self._parts if task.most_drafts > 0]
+        promised = sum(task.blocks_missing for task in self.running)
+        left = self._budget - steps - self._cache.block_size
+        for task, length in zip(tasks, lengths(tasks, left), strict=True):
+            [part] = self._parts[task]
+            table, most = part.sequence.table, min(length, task.most_drafts)
+            if most > 0 and table.blocks_to_write(1 + most) + promised <= self._pool.num_free:
+                self._cache.copy_blocks(table.prepare_write(1 + most))
+                self._parts[task] = [part._replace(drafts=most)]
 
     def _without_doubles(self, waiting: list[tuple[Task, Sequence]]) -> list[tuple[Task, Sequence]]:
         """Leave out who would compute the block that another one before it is about to: it will find it."""

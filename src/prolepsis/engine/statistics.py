@@ -1,7 +1,48 @@
 """What is counted of requests and of the engine as a whole."""
 
+import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+@dataclass
+class DraftStatistics:
+    """What became of drafts. Reported under vLLM's names, as its users have them in their dashboards."""
+
+    rounds: int = 0
+    """Passes that verified a draft."""
+    drafted_at: list[int] = field(default_factory=list)
+    """For each place in a draft, from the first on: how many tokens were drafted there ..."""
+    accepted_at: list[int] = field(default_factory=list)
+    """... and how many of them were accepted."""
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One more draft, the first `accepted` of whose tokens were taken."""
+        self.add(DraftStatistics(1, [1] * drafted, [1] * accepted))
+
+    def add(self, other: "DraftStatistics") -> None:
+        """Count all that the other has counted."""
+        self.rounds += other.rounds
+        for ours, theirs in ((self.drafted_at, other.drafted_at), (self.accepted_at, other.accepted_at)):
+            ours += [0] * (len(theirs) - len(ours))
+            for place, number in enumerate(theirs):
+                ours[place] += number
+
+    @property
+    def acceptance(self) -> list[float]:
+        """For each place in a draft: the share of tokens there that were accepted."""
+        accepted = self.accepted_at + [0] * (len(self.drafted_at) - len(self.accepted_at))
+        return [ours / of for ours, of in zip(accepted, self.drafted_at, strict=True)]
+
+    def summary(self) -> dict[str, int | list[int] | list[float]]:
+        """What there is to report, by name."""
+        return {
+            "spec_decode_num_drafts": self.rounds,
+            "spec_decode_num_draft_tokens": sum(self.drafted_at),
+            "spec_decode_num_accepted_tokens": sum(self.accepted_at),
+            "spec_decode_num_accepted_tokens_per_pos": list(self.accepted_at),
+            "spec_decode_acceptance_rate_per_pos": [round(share, 4) for share in self.acceptance],
+        }
 
 
 @dataclass
@@ -19,6 +60,14 @@ class RequestStatistics:
     """How often it had to leave the pool."""
     recomputed_tokens: int = 0
     """Tokens run again because their K and V could not be kept."""
+    steps: int = 0
+    """Passes that brought it tokens."""
+    drafts: DraftStatistics = field(default_factory=DraftStatistics)
+
+    def told(self, tokens: int) -> None:
+        """A pass has brought so many tokens, now."""
+        self.steps += 1
+        self.token_times += [time.perf_counter()] * tokens
 
     @property
     def queue_s(self) -> float | None:
@@ -35,9 +84,12 @@ class RequestStatistics:
         """The times between consecutive tokens."""
         return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> dict[str, Any]:
         """What there is to report, by name; `inter_token_s` is the mean."""
         between = self.inter_token_s
+        drafts: dict[str, Any] = {}
+        if self.drafts.rounds:
+            drafts = {"tokens_per_step": len(self.token_times) / self.steps, **self.drafts.summary()}
         return {
             "queue_s": self.queue_s,
             "ttft_s": self.ttft_s,
@@ -45,6 +97,7 @@ class RequestStatistics:
             "cached_tokens": self.cached_tokens,
             "preemptions": self.preemptions,
             "recomputed_tokens": self.recomputed_tokens,
+            **drafts,
         }
 
 
@@ -76,3 +129,4 @@ class EngineStatistics(NamedTuple):
     """... and found there."""
     waste: float
     """Share of the slots in used blocks that held no token, over all passes: the paged pool's internal waste."""
+    drafts: DraftStatistics

@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from itertools import count
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from prolepsis.engine.statistics import RequestStatistics
 from prolepsis.engine.swap import Swapped
 from prolepsis.errors import InputError
 
+_numbers = count()
 MAX_PRIORITY = 1 << 20
 State = Literal["new", "queued", "running", "ended"]
 
@@ -46,6 +48,8 @@ class Task(ABC):
             raise InputError(f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r}")
         if not isinstance(cache_salt, str):
             raise InputError(f"cache_salt must be a text, not {cache_salt!r}")
+        self.number = next(_numbers)
+        """Its own for ever."""
         self.sequences = [sequence]
         self.most_tokens = most_tokens
         self.priority = priority
@@ -67,8 +71,13 @@ class Task(ABC):
         """Whether it needs no further step."""
 
     @abstractmethod
-    def advance(self, logits: NDArray[np.float32]) -> Delta | None:
+    def advance(self, logits: NDArray[np.float32]) -> list[Delta]:
         """Take the logits after the last token of each sequence, float32 [sequences, vocab]; returns news to tell."""
+
+    @property
+    def most_drafts(self) -> int:
+        """How many tokens after its last one may be guessed; 0 where it cannot make use of any."""
+        return 0
 
     @property
     @abstractmethod

@@ -1,12 +1,12 @@
 """The decoder: a loaded model that runs rows of tokens against a paged cache."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.kernels.forward import Batch, new_scratch, run_pass
+from prolepsis.kernels.forward import Batch, Plan, new_scratch, run_pass
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import KVPool, Tiles, add_tiles
 from prolepsis.kernels.qmatmul import unpack_rows
@@ -43,33 +43,41 @@ class Decoder:
     Not for use by two threads at once. Results for a row depend on the row and its past alone (`docs/determinism.md`).
     """
 
-    def __init__(
-        self,
+    def __init__(self, config: ModelConfig, plan: Plan, max_rows: int, threads: int | None = None) -> None:
+        """`plan` has angles for the longest sequence; `max_rows`: most tokens in one call of `forward`; `threads`: by
+        default one for each core.
+        """
+        self.config = config
+        self.plan = plan
+        self.max_rows = max_rows
+        self.max_positions = len(plan.cos) // (plan.rotary_dim // 2)
+        """Longest sequence, in tokens."""
+        self.threads = threads or default_threads()
+        self.numerics = PRECISIONS["fast" if plan.fast else "high"]
+        """Names the arithmetic."""
+        self._scratch = new_scratch(
+            plan, config.num_kv_heads, config.head_dim, max_rows, self.max_positions, config.vocab_size
+        )  # fmt: skip
+        self._team = Team(self.threads, _help)
+        self._pool: KVPool | None = None
+        self._batch: Batch | None = None
+
+    @classmethod
+    def load(
+        cls,
         file: GGUFFile,
         config: ModelConfig,
         max_positions: int,
         max_rows: int,
         threads: int | None = None,
         precision: str = "high",
-    ) -> None:
-        """`max_positions`: longest sequence, in tokens; `max_rows`: most tokens in one call of `forward`; `threads`:
-        by default one for each core; `precision`: one of `PRECISIONS`.
+    ) -> Self:
+        """A decoder of the weights of `file`, for sequences of up to `max_positions` tokens; `precision`: one of
+        `PRECISIONS`.
 
         Raises ModelFileError for tensors that are missing or not supported.
         """
-        self.config = config
-        self.max_rows = max_rows
-        self.threads = threads or default_threads()
-        self.numerics = PRECISIONS[precision]
-        """Names the arithmetic."""
-        self.plan = load_plan(file, config, max_positions, precision == "fast")
-        self._max_positions = max_positions
-        self._scratch = new_scratch(
-            self.plan, config.num_kv_heads, config.head_dim, max_rows, max_positions, config.vocab_size
-        )  # fmt: skip
-        self._team = Team(self.threads, _help)
-        self._pool: KVPool | None = None
-        self._batch: Batch | None = None
+        return cls(config, load_plan(file, config, max_positions, precision == "fast"), max_rows, threads)
 
     def pool_view(self, cache: PagedKVCache) -> KVPool:
         """The flat view of `cache` that the kernels take."""
@@ -114,7 +122,7 @@ class Decoder:
     def _bound_batch(self, pool: KVPool) -> Batch:
         """The arrays that describe a pass over `pool`, known to the helpers together with it."""
         if self._batch is None or self._pool is not pool:
-            batch = _new_batch(self.max_rows, -(-self._max_positions // pool.block_size))
+            batch = _new_batch(self.max_rows, -(-self.max_positions // pool.block_size))
             self._team.bind(self.plan, pool, batch, self._scratch)
             self._batch, self._pool = batch, pool
         return self._batch

@@ -1,0 +1,38 @@
+"""Draws drafts as the target's sampler would draw tokens, so that they agree as often as they can."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.engine import rng
+from prolepsis.engine.sampler import Sampler, adjusted_logits, largest_logit, sample, target_probabilities
+from prolepsis.speculate.drafter import Choice
+
+
+class DraftChooser:
+    """The drafts of one request in one round; see `speculate.drafter.Chooser`.
+
+    A request with a seed has to get the tokens of plain decoding. Its drafts are drawn with the very random number that
+    the target will draw with (`rng`), and so are the same token most of the time. Without one, they are drawn
+    independently, and their distribution goes with them: more of them are accepted then (`speculate.acceptance`).
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        counts = sampler.past()
+        self._params, self._seed, self._position = sampler.params, sampler.seed, sampler.num_tokens
+        self._counts = None if counts is None else counts.copy()
+
+    def choose(self, logits: NDArray[np.float32]) -> Choice:
+        """See `Chooser`. ModelFileError for logits of which none is a number."""
+        choice = self._choose(logits)
+        self._position += 1
+        if self._counts is not None:
+            self._counts.add(choice.token)
+        return choice
+
+    def _choose(self, logits: NDArray[np.float32]) -> Choice:
+        if self._params.is_greedy:
+            return Choice(largest_logit(adjusted_logits(logits, self._params, self._counts)), None)
+        probabilities = target_probabilities(logits, self._params, self._counts)
+        if self._params.seed is not None:
+            return Choice(sample(probabilities, rng.uniform(self._seed, self._position)), None)
+        return Choice(sample(probabilities, rng.uniform(self._seed, self._position, rng.DRAFT)), probabilities)

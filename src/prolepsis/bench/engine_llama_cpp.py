@@ -1,6 +1,6 @@
 """llama.cpp through its C interface in llama-cpp-python, to be measured; see `measure.Engine` for the methods."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -30,9 +30,19 @@ class LlamaCpp:
         self._shape, self._shared = (0, 0), None
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        self._start(tokens)
+
+    def answer(self, prompt: Sequence[int]) -> Generator[int, None, None]:
+        token = self._start(prompt)
+        while True:
+            yield token
+            token = self._run(self._single, [(token, self._position, 0, True)])[0]
+            self._position += 1
+
+    def _start(self, tokens: Sequence[int]) -> int:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._single), True)
         self._position = len(tokens)
-        self._read(self._single, [tokens])
+        return self._read(self._single, [tokens])[0]
 
     def decode(self, token: int) -> None:
         self._run(self._single, [(token, self._position, 0, True)])

@@ -3,7 +3,9 @@
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 
@@ -28,6 +30,29 @@ class Engine(Protocol):
 
     def serve(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Continue all prompts at once by `new_tokens` greedy tokens each, ends of sequence ignored."""
+
+
+class Answering(Protocol):
+    """What an engine must offer to be measured on real answers."""
+
+    def answer(self, prompt: Sequence[int]) -> Generator[int, None, None]:
+        """The greedy continuation, on and on, ends of sequence ignored."""
+
+
+class Answer(NamedTuple):
+    """Tokens, and seconds from the first of them to the last."""
+
+    tokens: list[int]
+    seconds: float
+
+
+def time_answer(engine: Answering, prompt: Sequence[int], new_tokens: int) -> Answer:
+    """Run `prompt`, and then generate."""
+    with closing(engine.answer(prompt)) as tokens:
+        first = next(tokens)
+        start = time.perf_counter()
+        rest = list(islice(tokens, new_tokens - 1))
+        return Answer([first, *rest], time.perf_counter() - start)
 
 
 def time_single(engine: Engine, prompt: Sequence[int], new: Sequence[int]) -> Seconds:

@@ -19,7 +19,7 @@ from typing import Any
 
 import prolepsis
 from prolepsis.bench.engines import ENGINES, Setup, create
-from prolepsis.bench.measure import Seconds, peak_rss, time_concurrent, time_single
+from prolepsis.bench.measure import Answer, Seconds, peak_rss, time_answer, time_concurrent, time_single
 from prolepsis.errors import ProlepsisError
 
 _LAST_WORDS = 2000  # characters of what a failed engine wrote
@@ -86,6 +86,10 @@ class Worker:
         """Seconds until all prompts, which arrive at once, are continued by `new_tokens` each."""
         seconds: float = self._ask({"prompts": [list(prompt) for prompt in prompts], "new_tokens": new_tokens})
         return seconds
+
+    def answer(self, prompt: Sequence[int], new_tokens: int) -> Answer:
+        """The greedy continuation of a prompt."""
+        return Answer(*self._ask({"prompt": list(prompt), "new_tokens": new_tokens}))
 
     def peak_rss(self) -> int:
         """Peak resident memory of the engine's process so far, in bytes."""
@@ -165,6 +169,8 @@ def _main() -> None:
     for asked in questions:
         if "prompts" in asked:
             answer: Any = time_concurrent(engine, **asked)
+        elif "new_tokens" in asked:
+            answer = time_answer(engine, **asked)
         else:
             answer = time_single(engine, **asked) if asked else peak_rss()
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""`bench`: how fast a model runs here, one request beside other engines, or many at once."""
+"""`bench`: how fast a model runs here: one request beside other engines, many at once, or with drafts."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,11 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from prolepsis.bench.engines import OURS, installed
-from prolepsis.bench.measure import peak_rss
-from prolepsis.bench.serving import Serving, serve
 from prolepsis.bench.worker import Job, Speed, run_apart
-from prolepsis.bench.workload import longest, mixed_requests
+from prolepsis.bench.workload import longest
+from prolepsis.cli.bench_drafting import bench_drafting
+from prolepsis.cli.bench_serving import bench_serving
 from prolepsis.cli.console import (
+    DraftOption,
+    DraftTokensOption,
     JsonOption,
     MemoryOption,
     ModelArgument,
@@ -25,13 +27,11 @@ from prolepsis.cli.console import (
     note,
     print_json,
 )
-from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.kernels.team import default_threads
 from prolepsis.model.pull import DEFAULT_MODEL
 
 _MOST_AT_ONCE = 1024
-_REQUESTS_A_PLACE = 4  # the first of a run arrive all at once; it takes some more until it is as in the long run
 
 
 def bench(
@@ -45,6 +45,8 @@ def bench(
     runs: Annotated[int, typer.Option(help="Measured runs, after one that does not count; medians are reported.")] = 3,
     kv_memory: MemoryOption = None,
     precision: PrecisionOption = "high",
+    draft: DraftOption = "none",
+    draft_tokens: DraftTokensOption = "auto",
     threads: ThreadsOption = None,
     peers: Annotated[bool, typer.Option(help="Measure the other engines that are installed too.")] = True,
     json_: JsonOption = False,
@@ -53,6 +55,9 @@ def bench(
 
     With --concurrency the engine serves mixed requests instead, whose prompts share a beginning with some others. It
     tells output tokens a second, time to first token, pauses between tokens, and how much of its blocks holds nothing.
+
+    With --draft it answers questions whose answers quote much of them, with drafts and without, and tells what drafts
+    gain, and how many are accepted.
     """
     at_least_1 = {"--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens, "--runs": runs}
     if concurrency is not None:
@@ -64,7 +69,7 @@ def bench(
             raise InputError(f"{flag} must be at least 1, not {value}")
     if concurrency is not None and concurrency > _MOST_AT_ONCE:
         raise InputError(f"--concurrency must be at most {_MOST_AT_ONCE}, not {concurrency}")
-    llm = load(model, kv_memory=kv_memory, precision=precision, threads=threads)
+    llm = load(model, kv_memory=kv_memory, precision=precision, draft=draft, draft_tokens=draft_tokens, threads=threads)
     needed = prompt_tokens + new_tokens + 1 if concurrency is None else longest(prompt_tokens, new_tokens) + 1
     if needed > llm.max_context:
         raise InputError(
@@ -72,7 +77,10 @@ def bench(
             f"context of {llm.max_context}"
         )
     if concurrency is not None:
-        _serve(llm, concurrency, prompt_tokens, new_tokens, runs, precision, json_)
+        bench_serving(llm, concurrency, prompt_tokens, new_tokens, runs, precision, json_)
+        return
+    if draft != "none":
+        bench_drafting(llm, new_tokens, runs, precision, json_)
         return
     path, vocabulary = str(llm.path), llm.config.vocab_size
     del llm
@@ -120,50 +128,3 @@ def _print_table(model: str, file_mb: float, speeds: dict[str, Speed]) -> None:
         table.add_row(name, f"{speed.prefill_tok_s:.0f}", f"{speed.decode_tok_s:.0f}", ratio, f"{speed.rss_mb:.0f} MB")
     table.caption = f"model file {file_mb:.0f} MB"
     Console().print(table)
-
-
-def _serve(
-    llm: LLM, concurrency: int, prompt_tokens: int, new_tokens: int, runs: int, precision: str, json_: bool
-) -> None:
-    count = _REQUESTS_A_PLACE * concurrency
-    asked = mixed_requests(llm.config.vocab_size, prompt_tokens, new_tokens, seed=0)
-    with bar("serving") as on_progress:
-        steps = count * (runs + 1)
-        done = iter(range(1, steps + 1))
-        on_progress(0, steps)
-        served = [
-            serve(llm, asked, count, concurrency, lambda: on_progress(next(done), steps)) for _ in range(runs + 1)
-        ]
-    serving = Serving.median(served[1:])
-    waste, rss_mb = llm.engine.statistics().waste, peak_rss() / 1e6
-    if json_:
-        sizes = {
-            "concurrency": concurrency,
-            "requests": count,
-            "prompt_tokens": prompt_tokens,
-            "new_tokens": new_tokens,
-        }
-        figures = {name: round(value, 4) for name, value in asdict(serving).items()}
-        engine = {"waste": round(waste, 4), "threads": llm.runner.decoder.threads, "rss_mb": round(rss_mb, 1)}
-        print_json({"model": llm.name, "precision": precision, **sizes, **figures, **engine})
-        return
-    lengths = f"{count} requests of about {prompt_tokens} + {new_tokens} tokens"
-    table = Table(title=f"{escape(llm.name)}: {lengths}, {concurrency} at once")
-    for column in ("", "p50", "p95"):
-        table.add_column(column, justify="right" if column else "left")
-    for row in _served(serving, waste):
-        table.add_row(*row)
-    table.caption = f"{llm.runner.decoder.threads} threads, peak RSS {rss_mb:.0f} MB"
-    Console().print(table)
-
-
-def _served(serving: Serving, waste: float) -> list[tuple[str, ...]]:
-    return [
-        ("output tokens a second", f"{serving.output_tok_s:,.0f}"),
-        ("prompt and output tokens a second", f"{serving.total_tok_s:,.0f}"),
-        ("time to first token, ms", f"{serving.ttft_p50_ms:,.1f}", f"{serving.ttft_p95_ms:,.1f}"),
-        ("between tokens, ms", f"{serving.inter_token_p50_ms:,.1f}", f"{serving.inter_token_p95_ms:,.1f}"),
-        ("prompt tokens found in the cache", f"{serving.cached_share:.1%}"),
-        ("slots of used blocks that hold no token", f"{waste:.2%}"),
-        ("preemptions", f"{serving.preemptions:,.0f}"),
-    ]

@@ -3,9 +3,10 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command import assert_refused, call, json_of, run
+from command import Outcome, assert_refused, call, json_of, run
 
 from prolepsis import LLM
 from prolepsis.engine.perplexity import measure_perplexity
@@ -96,14 +97,21 @@ def test_a_prompt_comes_from_an_argument_a_file_or_standard_input(tiny: Path, tm
     file = tmp_path / "prompt.txt"
     file.write_text("Grüße, 안녕 \U0001f600", "utf-8")
     options = ["--model", tiny, "--max-tokens", "4", "--seed", "3", "--temperature", "1", "--json"]
-    by_argument = call("generate", file.read_text("utf-8"), *options)
-    assert json_of(by_argument)["prompt_tokens"] > 5
-    assert call("generate", *options, stdin=file.read_bytes()) == by_argument
-    assert call("generate", "--prompt-file", file, *options) == by_argument
-    assert call("generate", "--prompt-file", "-", *options, stdin=file.read_bytes()) == by_argument
-    assert run("generate", *options, stdin=file.read_bytes()) == by_argument
-    chat = json_of(call("generate", "--prompt-file", file, "--chat", *options))
-    assert chat["prompt_tokens"] > json_of(by_argument)["prompt_tokens"] + 5
+
+    def record(outcome: Outcome) -> dict[str, Any]:
+        """What was answered, without how long it took."""
+        found = json_of(outcome)
+        assert found.pop("statistics")["ttft_s"] > 0
+        return found
+
+    by_argument = record(call("generate", file.read_text("utf-8"), *options))
+    assert by_argument["prompt_tokens"] > 5
+    assert record(call("generate", *options, stdin=file.read_bytes())) == by_argument
+    assert record(call("generate", "--prompt-file", file, *options)) == by_argument
+    assert record(call("generate", "--prompt-file", "-", *options, stdin=file.read_bytes())) == by_argument
+    assert record(run("generate", *options, stdin=file.read_bytes())) == by_argument
+    chat = record(call("generate", "--prompt-file", file, "--chat", *options))
+    assert chat["prompt_tokens"] > by_argument["prompt_tokens"] + 5
 
 
 def test_a_locale_without_the_characters_breaks_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

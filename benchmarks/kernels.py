@@ -28,7 +28,8 @@ from measuring import memory_bandwidth, numbers, parser, report, rounds
 from numba import njit
 from sections import shared
 
-from prolepsis.kernels.paged_attention import PART, KVPool, Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.attention_parts import PART
+from prolepsis.kernels.paged_attention import KVPool, Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import COLUMNS, Activations, Weights, count_tiles, multiply_tiles, quantise
 from prolepsis.kernels.rows import DTYPE_BF16
 from prolepsis.kernels.team import JOB
@@ -82,7 +83,7 @@ def _prepare_attention(control, step, threads, work):
     control[_STEP] = step
     if step % 2 == 1:
         return 1
-    pairs, shares, span, width = plan_attention(pool, tiles, 1, GROUP, threads, partial.size)
+    pairs, shares, span, width = plan_attention(pool, tiles, 1, GROUP, threads, partial.size, False)
     control[_PAIRS], control[_SHARES], control[_SPAN], control[_WIDTH] = pairs, shares, span, width
     control[_COPY] = step // 2
     return pairs * ((shares + span - 1) // span)
@@ -94,10 +95,11 @@ def _run_attention(control, item, work):
     shares, width = control[_SHARES], control[_WIDTH]
     if control[_STEP] % 2 == 0:
         attend_item(
-            pool, tiles, control[_COPY], GROUP, 1, item, shares, control[_SPAN], width, q, partial, partial_state, out
+            pool, tiles, control[_COPY], GROUP, 1, item, shares, control[_SPAN], width, q, partial, partial_state, out,
+            False,
         )  # fmt: skip
     elif shares > 1:
-        merge_shares(pool, tiles, control[_PAIRS], shares, width, GROUP, partial, partial_state, out)
+        merge_shares(pool, tiles, control[_PAIRS], shares, width, GROUP, partial, partial_state, out, False)
 
 
 def gguf_weights(kind: str, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:

@@ -18,12 +18,17 @@ from numpy.typing import NDArray
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 
 _BF16 = gguf.GGMLQuantizationType.BF16
+_STEPPED = [gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0")]
 _WRITTEN_BY_WRITER = ("GGUF.", "general.architecture", "general.file_type")
 
 
 def steps(tensor: gguf.ReaderTensor) -> NDArray[np.float32]:
-    """The step between two levels of each weight, float32 [rows, columns]. Q4_0, Q4_1 and Q8_0 begin a block of 32
-    with it, as a half."""
+    """The step between two levels of each weight, float32 [rows, columns]: a half at the beginning of each block of 32.
+
+    Ends the program for a type whose blocks begin otherwise.
+    """
+    if tensor.tensor_type not in _STEPPED:
+        raise SystemExit(f"{tensor.name} is {tensor.tensor_type.name}; --dither knows Q4_0, Q4_1 and Q8_0")
     columns = int(tensor.shape[0])
     blocks = np.ascontiguousarray(tensor.data.reshape(len(tensor.data), columns // 32, -1)[..., :2])
     return np.abs(blocks.view(np.float16)[..., 0].astype(np.float32)).repeat(32, axis=1)

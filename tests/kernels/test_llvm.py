@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from prolepsis.kernels import byte_dot, llvm
@@ -88,6 +89,18 @@ def test_tree_meets_every_lane_once_in_its_order(combine, function, dtype):
     out = np.zeros(len(rows), dtype)
     reduced(combine, dtype)(rows.reshape(-1), out)
     assert np.array_equal(out, halved(function, rows))
+
+
+@pytest.mark.parametrize("least", [-126.0, 14.0])
+def test_power_of_two(least):
+    power = over_vectors(lambda b, x: llvm.power_of_two(b, x, least), np.float32, np.float32)
+    x = np.linspace(least, 127, 400_001).astype(np.float32)
+    assert np.abs(power(x) / 2.0 ** x.astype(np.float64) - 1).max() < 3e-6
+    whole = np.arange(least, 128)
+    assert np.array_equal(power(whole), 2.0**whole)
+    below = np.nextafter(np.float32(least), np.float32(-np.inf))
+    assert power([below, least - 1, -1e4, -3e38, -np.inf]).tolist() == [0.0] * 5
+    assert np.isnan(power([np.nan, -np.nan])).all()
 
 
 def test_exp_over_its_range():
@@ -253,3 +266,85 @@ def test_paired_bytes_of_every_register_size_are_exact(size, largest, monkeypatc
     monkeypatch.setattr(byte_dot, "_fused_bytes", lambda: 0)
     monkeypatch.setattr(byte_dot, "_pair_bytes", lambda: size)
     test_byte_dots_are_exact_up_to_the_extremes("chosen", largest)
+
+
+def brain_chain():
+    """Compiled f(x, y, out): out[i] = the chain of `llvm.brain_dot` from 0 over the pairs x[:, i] and y[:, i]; uint32
+    [n, 16] and float32 [16]."""
+
+    @intrinsic
+    def emit(typing, x, y, count, out):
+        def codegen(context, b, signature, args):
+            px, py, po = (llvm.data(context, b, signature.args[i], args[i]) for i in (0, 1, 3))
+            total = cgutils.alloca_once_value(b, llvm.splat(llvm.FLOATS, 0.0))
+            with cgutils.for_range(b, args[2]) as loop:
+                pair = (llvm.load(b, llvm.INTS, p, llvm.scaled(b, loop.index, 64)) for p in (px, py))
+                b.store(llvm.brain_dot(b, b.load(total), *pair), total)
+            llvm.store(b, b.load(total), po, llvm.I64(0))
+            return context.get_dummy_value()
+
+        return types.void(x, y, types.int64, out), codegen
+
+    @njit
+    def run(x, y, out):
+        emit(x, y, len(x), out)
+
+    def chain(x, y):
+        out = np.empty(16, np.float32)
+        run(np.ascontiguousarray(x, np.uint32), np.ascontiguousarray(y, np.uint32), out)
+        return out
+
+    return chain
+
+
+def pairs(upper, lower):
+    """float32 that are bf16, as pairs in every lane."""
+    bits = [np.float32(x).view(np.uint32) for x in (upper, lower)]
+    return np.full((1, 16), bits[0] | bits[1] >> 16, np.uint32)
+
+
+needs_brain_dots = pytest.mark.skipif(not llvm.has_brain_dots(), reason="this CPU has no such instruction")
+brain_forms = pytest.mark.parametrize("form", [pytest.param("instruction", marks=needs_brain_dots), "generic"])
+
+
+@brain_forms
+def test_the_upper_product_is_added_first_and_each_sum_is_rounded(form, monkeypatch):
+    if form == "generic":
+        monkeypatch.setattr(llvm, "has_brain_dots", lambda: False)
+    chain, large = brain_chain(), 2.0**24
+    ones = pairs(1, 1)
+
+    def dots(*x):
+        return chain(np.concatenate([pairs(*pair) for pair in x]), np.repeat(ones, len(x), axis=0))[0]
+
+    assert dots((large, 0), (1, 1)) == large, "one rounding would give large + 2"
+    assert dots((large, 0), (1, -large)) == 0
+    assert dots((large, 0), (-large, 1)) == 1
+    assert dots((1.5, 0.25)) == 1.75
+    subnormal = np.uint32(0x007F8000).view(np.float32)
+    assert chain(pairs(subnormal, -subnormal), pairs(2.0**64, 2.0**14)).tolist() == [0] * 16
+
+
+@needs_brain_dots
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_sums_of_products_are_the_same_without_the_instruction(monkeypatch):
+    """Of any bf16, and factors as attention has them: 0, or at least 2^14. So no sum is a subnormal number."""
+    instruction = brain_chain()
+    instruction(pairs(1, 1), pairs(1, 1))
+    monkeypatch.setattr(llvm, "has_brain_dots", lambda: False)
+    generic, rng = brain_chain(), np.random.default_rng(0)
+    for case in range(4000):
+        count = int(rng.integers(1, 20))
+        halfs = rng.integers(0, 1 << 16, (count, 16, 2))
+        lowest, highest = ((0, 256), (0, 4), (120, 130))[case % 3]
+        x = halfs & 0x807F | rng.integers(lowest, highest, halfs.shape) << 7
+        y = rng.integers(0, 1 << 16, x.shape) & 0x807F | rng.integers(141, 141 + (2, 50)[case % 2], x.shape) << 7
+        y[rng.random(y.shape) < 0.1] = 0
+        if case % 5 == 0:  # what has been added is taken away again, but for the last bits
+            x[count // 2 :], y[count // 2 :] = x[: count - count // 2] ^ 0x8000 ^ (case % 2), y[: count - count // 2]
+        x, y = (z[..., 0] | z[..., 1] << 16 for z in (x, y))
+        one, other = instruction(x, y), generic(x, y)
+        nan = np.isnan(one)
+        assert np.array_equal(nan, np.isnan(other))
+        assert np.array_equal(one[~nan].view(np.uint32), other[~nan].view(np.uint32))
+        assert not ((one != 0) & (np.abs(one) < 2.0**-126)).any()

@@ -9,10 +9,12 @@ from drafting import CONTEXT, Target
 
 from prolepsis.errors import InputError
 from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.tokenizer import Tokenizer
 from prolepsis.speculate.draft_model import ModelDrafter
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 WIDE, COARSE = DATA / "F32.gguf", DATA / "Q4_0.gguf"
+PAIR = DATA.parent / "pair"
 PROMPTS = [np.random.default_rng(n).integers(2, 1024, 20 + 30 * n).tolist() for n in range(3)]
 BLOCK_BYTES = 2 * 2 * 64 * 32 * 2  # K and V of 32 tokens, 2 heads of 64 channels, in bf16
 
@@ -53,6 +55,20 @@ def test_rolled_back_is_as_never_drafted(target):
     assert refused > 5, "drafts must be refused for this to prove anything"
     one.forget(1)
     assert held(one) == 0
+
+
+def test_a_pair_of_models():
+    """A draft model of another shape than the target's, whose drafts are often right."""
+    target = Target(GGUFFile.open(PAIR / "target-Q8_0.gguf"))
+    tokens = Tokenizer.from_gguf(target.file).encode("def main():\n    return")
+    one, accepted = drafter(target, PAIR / "draft-F16.gguf"), 0
+    draftee, expected = target.draftee(1, tokens, 3), target.greedy(tokens, 40)
+    for _ in range(10):
+        drafts = one.propose([draftee])[0].tokens
+        accepted += len(target.verify(draftee, drafts)) - 1
+    came = draftee.tokens[len(tokens) :]
+    assert came == expected[: len(came)]
+    assert accepted > 5
 
 
 def test_company_does_not_show(target):

@@ -80,7 +80,7 @@ def load(
             on_download=on_download,
         )
     if llm.needs_compiling:
-        what = "compiling the kernels for this CPU, once (about 20 s)"
+        what = "compiling the kernels for this CPU, once (about 40 s)"
         if not err.is_terminal:
             note(what)
         with err.status(what):

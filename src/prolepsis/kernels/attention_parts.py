@@ -34,6 +34,7 @@ from prolepsis.kernels.llvm import (
 )
 from prolepsis.kernels.rows import DTYPE_BF16, DTYPE_FP16
 
+PART = 128  # tokens of context that are one unit of work
 UNIT = 32  # tokens scored at once: two vectors
 _QUERIES_AT_ONCE = (8, 3, 1)  # 8 x 2 score accumulators
 _OUTPUTS_AT_ONCE = (6, 3, 1)  # 6 x 4 output accumulators
@@ -49,7 +50,7 @@ def _for_each_dtype(b, dtype, emit):
             emit(widen)
 
 
-def _in_groups(b, total, sizes, emit):
+def in_groups(b, total, sizes, emit):
     """Cover 0 .. total with runs of the given sizes, largest first: emit(start, size)."""
     first = I64(0)
     for size in sizes:
@@ -59,7 +60,7 @@ def _in_groups(b, total, sizes, emit):
         first = b.add(first, b.mul(runs, I64(size)))
 
 
-def _zeros(b, count):
+def zeros(b, count):
     slots = [cgutils.alloca_once(b, FLOATS) for _ in range(count)]
     for slot in slots:
         b.store(splat(FLOATS, 0.0), slot)
@@ -79,7 +80,7 @@ def score_unit(tyctx, dtype, k, first_at, second_at, stride, dim, q, queries, sc
         bases, stride, dim = (args[2], args[3]), args[4], args[5]
 
         def emit_group(widen, start, count):
-            sums = _zeros(b, 2 * count)
+            sums = zeros(b, 2 * count)
             with cgutils.for_range(b, dim) as loop:
                 row = b.mul(loop.index, stride)
                 keys = [widen(b, load(b, HALFS, pk, scaled(b, b.add(at, row), 2))) for at in bases]
@@ -95,7 +96,7 @@ def score_unit(tyctx, dtype, k, first_at, second_at, stride, dim, q, queries, sc
                     store(b, b.load(sums[2 * t + u]), po, scaled(b, b.add(index, I64(LANES * u)), 4))
 
         def emit(widen):
-            _in_groups(b, args[7], _QUERIES_AT_ONCE, lambda start, count: emit_group(widen, start, count))
+            in_groups(b, args[7], _QUERIES_AT_ONCE, lambda start, count: emit_group(widen, start, count))
 
         _for_each_dtype(b, args[0], emit)
         return context.get_dummy_value()
@@ -123,7 +124,7 @@ def exponentiate(tyctx, scores, at, valid, state, state_at):
             _, inside, score = masked(column)
             b.store(maximum(b, b.select(inside, score, splat(FLOATS, _NEVER)), b.load(largest)), largest)
         top = tree(b, lambda u, v: maximum(b, u, v), b.load(largest))
-        total = _zeros(b, 1)[0]
+        total = zeros(b, 1)[0]
         with cgutils.for_range_slice(b, I64(0), padded, I64(LANES)) as (column, _):
             where, inside, score = masked(column)
             weight = b.select(inside, exp(b, b.fsub(score, broadcast(b, FLOATS, top))), splat(FLOATS, 0.0))
@@ -154,7 +155,7 @@ def add_values(tyctx, dtype, v, at, count, dim, weights, column, width, first, q
                 index = b.add(b.add(b.mul(rows[t], dim), slice_at), I64(LANES * vector))
                 return scaled(b, index, 4)
 
-            sums = _zeros(b, count * vectors)
+            sums = zeros(b, count * vectors)
             for t in range(count):
                 for u in range(vectors):
                     b.store(load(b, FLOATS, po, place(t, u)), sums[t * vectors + u])
@@ -175,7 +176,7 @@ def add_values(tyctx, dtype, v, at, count, dim, weights, column, width, first, q
 
         def emit(widen):
             def emit_slice(slice_at, vectors):
-                _in_groups(b, args[9], _OUTPUTS_AT_ONCE, lambda s, n: emit_group(widen, s, n, slice_at, vectors))
+                in_groups(b, args[9], _OUTPUTS_AT_ONCE, lambda s, n: emit_group(widen, s, n, slice_at, vectors))
 
             wide = b.udiv(dim, I64(4 * LANES))
             with cgutils.for_range(b, wide) as loop:
@@ -224,15 +225,15 @@ def merge(tyctx, out, out_at, state, state_at, part, part_at, part_state, part_s
 
 
 @intrinsic
-def divide_row(tyctx, x, at, width, state, state_at, out, out_at):
-    """out = x / sum, the end of a softmax."""
+def divide_row(tyctx, x, at, width, sums, index, out, out_at):
+    """out = x / sums[index], the end of a softmax."""
 
     def codegen(context, b, signature, args):
         px, ps, po = (data(context, b, signature.args[i], args[i]) for i in (0, 3, 5))
-        divisor = broadcast_at(b, FLOATS, ps, scaled(b, b.add(args[4], I64(1)), 4))
+        divisor = broadcast_at(b, FLOATS, ps, scaled(b, args[4], 4))
         with cgutils.for_range_slice(b, I64(0), args[2], I64(LANES)) as (column, _):
             value = load(b, FLOATS, px, scaled(b, b.add(args[1], column), 4))
             store(b, b.fdiv(value, divisor), po, scaled(b, b.add(args[6], column), 4))
         return context.get_dummy_value()
 
-    return types.void(x, _i, _i, state, _i, out, _i), codegen
+    return types.void(x, _i, _i, sums, _i, out, _i), codegen

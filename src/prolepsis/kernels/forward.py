@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from prolepsis.kernels.attention_parts import PART
 from prolepsis.kernels.kv_blocks import put_head
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, PART, Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import (
     ROWS,
     Activations,
@@ -189,6 +190,7 @@ def _run_item(control, item, plan, pool, batch, scratch):
         attend_item(
             pool, batch.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_E],
             control[_C], scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
+            plan.fast,
         )  # fmt: skip
         return
     for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
@@ -250,7 +252,9 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
         return _row_section(control, _ROTATE, rows, layer)
     if phase == 3:
         group = plan.heads // pool.kv_heads
-        pairs, shares, span, size = plan_attention(pool, batch.tiles, tiles, group, threads, room)
+        pairs, shares, span, size = plan_attention(
+            pool, batch.tiles, tiles, group, threads, room, plan.fast
+        )  # fmt: skip
         _set(control, _ATTEND, rows, layer, shares, size, pairs)
         control[_E] = span
         return pairs * ((shares + span - 1) // span)
@@ -316,5 +320,5 @@ def run_pass(control, generation, shape, plan, pool, batch, scratch):
             if control[_KIND] == _ATTEND and control[_B] > 1:
                 merge_shares(
                     pool, batch.tiles, control[_D], control[_B], control[_C], plan.heads // pool.kv_heads,
-                    scratch.partial, scratch.partial_state, scratch.activations.x,
+                    scratch.partial, scratch.partial_state, scratch.activations.x, plan.fast,
                 )  # fmt: skip

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
+from prolepsis.kernels.kv_widened import bytes_of, is_narrow
 from prolepsis.kernels.narrow_kv import scatter_bytes, store_narrow_head
-from prolepsis.kernels.paged_attention import bytes_of, is_narrow
 from prolepsis.kernels.rows import store_head
 
 

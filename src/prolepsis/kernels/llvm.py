@@ -180,3 +180,79 @@ def float_to_half(b, x):
     result = b.select(b.icmp_unsigned(">=", magnitude, splat(INTS, 0x477FF000)), splat(INTS, 0x7C00), result)
     result = b.select(b.icmp_unsigned(">", magnitude, splat(INTS, 0x7F800000)), splat(INTS, 0x7E00), result)
     return b.trunc(b.or_(result, sign), HALFS)
+
+
+class Brain(ir.Type):
+    """LLVM's bfloat, for which llvmlite has no type."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, Brain)
+
+    def __hash__(self):
+        return hash(Brain)
+
+
+_POWER_OF_TWO = (1.0, 0.6931241933678401, 0.2402409861125949, 0.05590642503645811, 0.00958285316890951)
+_BRAINS = ir.VectorType(Brain(), 2 * LANES)
+_IN_TURN = ir.Constant(ir.VectorType(I32, 2 * LANES), [lane for i in range(LANES) for lane in (i, LANES + i)])
+
+
+def has_brain_dots():
+    """Whether the CPU multiplies bf16."""
+    return {"avx512f", "avx512bf16"} <= features()
+
+
+def interleave(b, even, odd):
+    """<16 x i16> and <16 x i16> as pairs <16 x i32>: the first is the lower half."""
+    return b.bitcast(b.shuffle_vector(even, odd, _IN_TURN), INTS)
+
+
+def brain_pairs(b, low, high):
+    """32 float32 in two vectors, none of them subnormal, to bf16 pairs <16 x i32> in their order, to nearest even; a
+    NaN stays one."""
+    if has_brain_dots():
+        return b.bitcast(call(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _BRAINS, [high, low]), INTS)
+    order = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+    return b.bitcast(b.shuffle_vector(float_to_brain(b, low), float_to_brain(b, high), order), INTS)
+
+
+def brain_dot(b, total, x, y):
+    """total + the product of the upper and then that of the lower bf16 of pairs <16 x i32>, each sum rounded once.
+
+    Subnormal numbers of x count as 0. y, total and both sums must not be subnormal: there, CPUs may differ.
+    Source: Intel's Software Developer's Manual, VDPBF16PS.
+    """
+    if has_brain_dots():
+        x, y = b.bitcast(x, _BRAINS), b.bitcast(y, _BRAINS)
+        return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, x, y])
+
+    def normal(bits):
+        none = b.icmp_signed("==", b.and_(bits, splat(INTS, 0x7F800000)), splat(INTS, 0))
+        return b.bitcast(b.select(none, splat(INTS, 0), bits), FLOATS)
+
+    def halves(pairs):
+        return b.and_(pairs, splat(INTS, 0xFFFF0000)), b.shl(pairs, splat(INTS, 16))
+
+    for part, other in zip(halves(x), halves(y), strict=True):
+        total = fma(b, normal(part), b.bitcast(other, FLOATS), total)
+    return total
+
+
+def power_of_two(b, x, least):
+    """2**x in float32 for x <= 127, exactly for integers; below `least` (at least -126) it is 0. Of a NaN whose last 9
+    bits are 0, as of all that come from bf16, a NaN. Relative error under 3e-6.
+
+    x = n + r with |r| <= 1/2, 2**r by the polynomial of degree 4, 1 at 0, whose largest relative error is least.
+    """
+    # Adding and subtracting 1.5 * 2^23 rounds to an integer, and leaves that integer in the low bits of the sum.
+    rounder = splat(FLOATS, 1.5 * 2**23)
+    shifted = b.fadd(x, rounder)
+    r = b.fsub(x, b.fsub(shifted, rounder))
+    p = splat(FLOATS, _POWER_OF_TWO[-1])
+    for coefficient in _POWER_OF_TWO[-2::-1]:
+        p = fma(b, p, r, splat(FLOATS, coefficient))
+    power = b.add(b.bitcast(p, INTS), b.shl(b.bitcast(shifted, INTS), splat(INTS, 23)))
+    return b.select(b.fcmp_ordered("<", x, splat(FLOATS, least)), splat(FLOATS, 0.0), b.bitcast(power, FLOATS))

@@ -12,14 +12,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from prolepsis.kernels.attention_parts import UNIT, add_values, divide_row, exponentiate, merge, score_unit
-from prolepsis.kernels.narrow_kv import attended, widen_keys, widen_values
-from prolepsis.kernels.rows import DTYPE_FP16, DTYPES
+from prolepsis.kernels.attention_parts import PART, UNIT, add_values, divide_row, exponentiate, merge, score_unit
+from prolepsis.kernels.brain_attention import attend_parts, merge_part
+from prolepsis.kernels.kv_widened import is_brain, is_narrow, widen_block, widen_unit
+from prolepsis.kernels.narrow_kv import attended
 
-PART = 128  # tokens of context that are one unit of work
 TILE_QUERIES = 24  # queries (rows x heads of a group) that share one read of K and V
+FAST_TILE_QUERIES = 48  # the same by dot products of bf16, which take half the time
 _ITEMS_A_THREAD = 4  # as many items the shares of few pairs are gathered into, for each thread
-_INT4 = DTYPES["int4"]
 ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
@@ -53,12 +53,14 @@ class Tiles(NamedTuple):
     tables: NDArray[np.int32]
 
 
-def add_tiles(tiles: Tiles, tile: int, sequence: int, row: int, position: int, count: int, group: int) -> int:
+def add_tiles(
+    tiles: Tiles, tile: int, sequence: int, row: int, position: int, count: int, group: int, fast: bool = False
+) -> int:
     """Describe `count` rows from `row` on, of one sequence from `position` on, in `tiles` from number `tile` on.
 
-    group: query heads that share a KV head. Returns the number of the next tile.
+    group: query heads that share a KV head; fast: as in `attend_item`. Returns the number of the next tile.
     """
-    step = max(1, TILE_QUERIES // group)
+    step = max(1, (FAST_TILE_QUERIES if fast else TILE_QUERIES) // group)
     for first in range(0, count, step):
         tiles.first_row[tile] = row + first
         tiles.num_rows[tile] = min(step, count - first)
@@ -68,36 +70,6 @@ def add_tiles(tiles: Tiles, tile: int, sequence: int, row: int, position: int, c
     return tile
 
 
-@njit(cache=True)
-def is_narrow(dtype):
-    """Whether a dtype's values have fewer than 16 bits."""
-    return dtype > DTYPE_FP16
-
-
-@njit(cache=True)
-def bytes_of(dtype, channels):
-    """Bytes of so many values of a narrow dtype."""
-    return channels // 2 if dtype == _INT4 else channels
-
-
-@njit(cache=True)
-def _widen_keys(pool, first, second, wide):
-    """K of 32 tokens as `_score` names them. Called and not inlined, as `_widen_values`: compiling it takes a while."""
-    size, head = pool.block_size, pool.head_dim * pool.block_size
-    widen_keys(
-        pool.dtype, pool.k, bytes_of(pool.dtype, first[0] * head) + first[1],
-        bytes_of(pool.dtype, second[0] * head) + second[1], size, pool.head_dim, pool.k_steps,
-        first[0] * size + first[1], second[0] * size + second[1], wide,
-    )  # fmt: skip
-
-
-@njit(cache=True)
-def _widen_values(pool, block, count, wide):
-    """V of the first tokens of a block, numbered with the head."""
-    at = bytes_of(pool.dtype, block * pool.head_dim * pool.block_size)
-    widen_values(pool.dtype, pool.v, at, count, pool.head_dim, pool.v_steps, block * pool.block_size, wide)
-
-
 @njit(inline="always")
 def _score(pool, first, second, q, queries, scores, column, wide):
     """Score 32 tokens; first, second: where the first 16 and the others lie, (block and head, slot) each."""
@@ -105,7 +77,7 @@ def _score(pool, first, second, q, queries, scores, column, wide):
     dtype, keys, stride = pool.dtype, pool.k, size
     at, then = first[0] * dim * size + first[1], second[0] * dim * size + second[1]
     if is_narrow(pool.dtype):
-        _widen_keys(pool, first, second, wide)
+        widen_unit(pool, first, second, wide)
         dtype, keys, stride, at, then = attended(pool.dtype), wide, UNIT, 0, UNIT // 2
     score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, PART)
 
@@ -147,7 +119,7 @@ def _attend_part(
             at, count = (first + i) * dim * size, min(size, stop - token)
             dtype, values = pool.dtype, pool.v
             if is_narrow(pool.dtype):
-                _widen_values(pool, first + i, count, wide)
+                widen_block(pool, first + i, count, wide)
                 dtype, values, at = attended(pool.dtype), wide, 0
             v = 0
             while v < queries:
@@ -177,25 +149,26 @@ def _fold(first, queries, dim, total, state, part, part_state):
 
 
 @njit(inline="always")
-def _finish(queries, dim, group, head, heads, row, total, state, out):
-    """Divide by the sums and put each query's output in its place: out float32 [rows, heads * dim], flat."""
+def _finish(queries, dim, group, head, heads, row, total, sums, step, out):
+    """Divide by the sums, every `step`-th of `sums`, and put each query's output in its place: out float32
+    [rows, heads * dim], flat."""
     for v in range(queries):
         at = ((row + v // group) * heads + head * group + v % group) * dim
-        divide_row(total, v * dim, dim, state, 2 * v, out, at)
+        divide_row(total, v * dim, dim, sums, step * v, out, at)
 
 
 @njit(inline="always")
-def _heads_at_once(heads, queries):
+def _heads_at_once(heads, queries, fast):
     """How many KV heads one item takes for a tile of so many queries a head.
 
     Where these are few, reading K and V is what takes the time, and memory is read several times as fast in its own
     order, in which the heads of a block follow each other.
     """
-    return min(max(TILE_QUERIES // queries, 1), heads)
+    return min(max((FAST_TILE_QUERIES if fast else TILE_QUERIES) // queries, 1), heads)
 
 
 @njit(cache=True)
-def plan_attention(pool, tiles, count, group, threads, room):
+def plan_attention(pool, tiles, count, group, threads, room, fast):
     """How to cut the attention of `count` tiles into items: (pairs, shares, span, width).
 
     A pair is a tile with a KV head; its item may do the work of the pairs behind it (`_heads_at_once`), whose own then
@@ -207,7 +180,7 @@ def plan_attention(pool, tiles, count, group, threads, room):
     for tile in range(count):
         longest = max(longest, tiles.first_position[tile] + tiles.num_rows[tile])
         widest = max(widest, tiles.num_rows[tile] * group)
-        together = _heads_at_once(pool.kv_heads, tiles.num_rows[tile] * group)
+        together = _heads_at_once(pool.kv_heads, tiles.num_rows[tile] * group, fast)
         working += (pool.kv_heads + together - 1) // together
     pairs, parts = count * pool.kv_heads, (longest + PART - 1) // PART
     width = widest * pool.head_dim
@@ -217,12 +190,41 @@ def plan_attention(pool, tiles, count, group, threads, room):
 
 
 @njit(inline="always")
-def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, partial, partial_state, out):
+def _attend_in_brains(
+    pool, tiles, tile, layer, heads, group, query, q_stride, parts, at, shares, width, partial, partial_state, out
+):  # fmt: skip
+    """`attend_item` by dot products of bf16; at: number of its first share.
+
+    partial_state is float32 [shares of all pairs, 2, width / head_dim] here: the maxima, and the sums.
+    """
+    dim, queries, own = pool.head_dim, tiles.num_rows[tile] * group, shares == 1
+    every, most = heads[1] * queries if own else 0, width // dim
+    total, sums = np.zeros(every * dim, np.float32), np.zeros(every, np.float32)
+    tops = np.full(every, -np.inf, np.float32)
+    steps = (0, queries * dim, 0, queries)
+    if not own:
+        total, tops, sums = partial[at * width :], partial_state[2 * at * most :], partial_state[(2 * at + 1) * most :]
+        steps = (width, shares * width, 2 * most, 2 * most * shares)
+    attend_parts(
+        pool, tiles.tables, tiles.sequence[tile], layer, heads, query, q_stride, queries, group,
+        tiles.first_position[tile], parts, total, tops, sums, steps, own,
+    )  # fmt: skip
+    if own:
+        for i in range(heads[1]):
+            _finish(
+                queries, dim, group, heads[0] + i, pool.kv_heads * group, tiles.first_row[tile],
+                total[i * queries * dim :], sums[i * queries :], 1, out,
+            )  # fmt: skip
+
+
+@njit(inline="always")
+def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, partial, partial_state, out, fast):
     """One item of `plan_attention`: softmax(q k^T) v over a tile's own past, or over some parts of it each.
 
     q float32 [kv_heads, rows, group, head_dim] (already rotated and scaled), flat. With one share the result goes to
     out float32 [rows, heads * head_dim], else to partial and partial_state, from where `merge_shares` takes it. Block
-    sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32.
+    sizes are multiples of 16 and divide `PART`; head_dim is a multiple of 32. fast: by dot products of bf16, where K
+    and V are bf16 as attended, with other results.
     """
     heads, dim = pool.kv_heads, pool.head_dim
     groups = (shares + span - 1) // span
@@ -230,12 +232,20 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     tile, head = pair // heads, pair % heads
     end = tiles.first_position[tile] + tiles.num_rows[tile]
     queries = tiles.num_rows[tile] * group
-    together = _heads_at_once(heads, queries)
+    together = _heads_at_once(heads, queries, fast)
     if head % together != 0:
         return
     together = min(together, heads - head)
     q_stride, every = rows * group * dim, together * queries
     query = q[head * q_stride + tiles.first_row[tile] * group * dim :]
+    if fast and is_brain(pool.dtype):
+        parts = (end + PART - 1) // PART
+        last = parts if shares == 1 else min(first + span, shares, parts)
+        _attend_in_brains(
+            pool, tiles, tile, layer, (head, together), group, query, q_stride, (first, last, end),
+            pair * shares + first, shares, width, partial, partial_state, out,
+        )  # fmt: skip
+        return
     scores = np.empty(every * PART, np.float32)
     wide = np.empty(max(UNIT, pool.block_size) * dim if is_narrow(pool.dtype) else 0, np.uint16)
     if shares > 1:
@@ -260,12 +270,12 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     for i in range(together):
         _finish(
             queries, dim, group, head + i, heads * group, tiles.first_row[tile], total[i * queries * dim :],
-            state[2 * i * queries :], out,
+            state[2 * i * queries + 1 :], 2, out,
         )  # fmt: skip
 
 
 @njit(cache=True)
-def merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_state, out):
+def merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_state, out, fast):
     """Merge the shares that `attend_item` left, in order, into out float32 [rows, heads * head_dim]."""
     heads, dim = pool.kv_heads, pool.head_dim
     results = partial[: pairs * shares * width].reshape(pairs * shares, width)
@@ -274,8 +284,17 @@ def merge_shares(pool, tiles, pairs, shares, width, group, partial, partial_stat
         tile, first = pair // heads, pair * shares
         queries = tiles.num_rows[tile] * group
         end = tiles.first_position[tile] + tiles.num_rows[tile]
+        brains, most = fast and is_brain(pool.dtype), width // dim
         for later in range(first + 1, first + (end + PART - 1) // PART):
-            _fold(np.bool_(False), queries, dim, results[first], states[first], results[later], states[later])
+            if brains:
+                seeing = max((later - first) * PART - tiles.first_position[tile], 0) * group
+                merge_part(
+                    results[first], states[first], states[first][most:], results[later], states[later],
+                    states[later][most:], seeing, queries, dim,
+                )  # fmt: skip
+            else:
+                _fold(np.bool_(False), queries, dim, results[first], states[first], results[later], states[later])
+        sums, step = (states[first][most:], 1) if brains else (states[first][1:], 2)
         _finish(
-            queries, dim, group, pair % heads, heads * group, tiles.first_row[tile], results[first], states[first], out
+            queries, dim, group, pair % heads, heads * group, tiles.first_row[tile], results[first], sums, step, out
         )  # fmt: skip

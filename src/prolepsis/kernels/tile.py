@@ -50,13 +50,15 @@ RECORD = 5
 _SCALE, _TOTAL, _FIRST_SUM, _WHOLE_SUM = 0, 1, 2, 4
 
 _LINE = 64  # bytes that memory delivers at once
-_AHEAD = 4096  # bytes between a weight that is used and one that is fetched
+_AHEAD = 16384  # bytes between a weight that is used and one that is fetched
 
 # log2 of what was added to a weight to make it unsigned.
 _BIAS_SHIFT = {Q4_0: 3, Q8_0: 7, Q6_K: 5}
 _LARGEST = {Q4_0: 15, Q4_1: 15, Q8_0: 255, Q6_K: 63}  # unsigned weights
 # Activation rows done at once: as many as the registers hold integer and float accumulators of.
-_ROWS_AT_ONCE = (8, 4, 1) if has("avx512f") else (4, 1)
+_ROWS_AT_ONCE = (8, 6, 4, 3, 2, 1) if has("avx512f") else (4, 2, 1)
+# A float kind's single row waits for its own multiply-adds, so a second pass over a tile costs as much as the first.
+_FLOAT_ROWS_AT_ONCE = (8, 6, 5, 4, 3, 2, 1) if has("avx512f") else (4, 3, 2, 1)
 
 
 def _unpack(b, kind, w, cell):
@@ -195,7 +197,7 @@ def _tile_product(kinds, planes):
         for code in kinds:
             with b.if_then(b.icmp_signed("==", args[0], I64(code))):
                 first = I64(0)
-                for count in _ROWS_AT_ONCE:
+                for count in _ROWS_AT_ONCE if code in QUANTISED else _FLOAT_ROWS_AT_ONCE:
                     left = b.sub(args[7], first)
                     groups = b.udiv(left, I64(count))
                     with cgutils.for_range(b, groups) as loop:

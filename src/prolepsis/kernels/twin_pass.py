@@ -197,6 +197,7 @@ def _run_item(control, item, network, pool, rows_of, scratch):
         attend_item(
             pool, rows_of.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_E],
             control[_C], scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
+            False,
         )  # fmt: skip
         return
     fine = control[_B] == 1
@@ -270,7 +271,7 @@ def _prepare(control, step, threads, rows, tiles, pool_layer, network, pool, row
         return _row_section(control, _ROTATE, rows, 0, 0)
     if phase == 8:
         pairs, shares, span, size = plan_attention(
-            pool, rows_of.tiles, tiles, plan.heads // pool.kv_heads, threads, room
+            pool, rows_of.tiles, tiles, plan.heads // pool.kv_heads, threads, room, False
         )  # fmt: skip
         control[_KIND], control[_ROWS] = _ATTEND, rows
         control[_A], control[_B], control[_C], control[_D], control[_E] = pool_layer, shares, size, pairs, span
@@ -335,4 +336,5 @@ def run_twin(control, generation, shape, network, pool, rows_of, scratch):
                 merge_shares(
                     pool, rows_of.tiles, control[_D], control[_B], control[_C],
                     network.plan.heads // pool.kv_heads, scratch.partial, scratch.partial_state, scratch.activations.x,
+                    False,
                 )  # fmt: skip

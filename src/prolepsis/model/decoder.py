@@ -17,7 +17,7 @@ from prolepsis.model.config import ModelConfig
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.weights import load_plan
 
-PRECISIONS = {"high": "prolepsis-1/int16x32", "fast": "prolepsis-1/int8x32"}
+PRECISIONS = {"high": "prolepsis-1/int16x32", "fast": "prolepsis-1/int8x32-bf16"}
 """How activations are rounded on their way into a product: to 16 bits, or to 8 as most engines do, with a scale for
 each 32. The names of the arithmetic: K and V made under another name may differ, and are not mixed with these."""
 
@@ -138,7 +138,7 @@ class Decoder:
             arrays.positions[row : row + count] = np.arange(rows.start, rows.start + count)
             used = rows.blocks[: arrays.tiles.tables.shape[1]]
             arrays.tiles.tables[sequence, : len(used)] = used
-            tile = add_tiles(arrays.tiles, tile, sequence, row, rows.start, count, group)
+            tile = add_tiles(arrays.tiles, tile, sequence, row, rows.start, count, group, self.plan.fast)
             logits = {"none": 0, "last": 1, "all": count}[rows.logits]
             arrays.logit_rows[wanted : wanted + logits] = np.arange(row + count - logits, row + count)
             wanted += logits

@@ -26,8 +26,11 @@ GAIN = 1.02
 KEPT_OF_SEQUENCE, KEPT_OF_ALL = 0.85, 0.99
 """How much a draft counts when the next one is known: for its own sequence, and for what new ones may expect."""
 
-SUPPOSED, WEIGHT = 0.6, 4.0
+SUPPOSED, WEIGHT = 0.6, 8.0
 """Acceptance where nothing is known, and how many drafts this, or what is known of other sequences, counts for."""
+
+REVIEWED = 16
+"""Passes after which lengths are thought over even though no draft was settled."""
 
 FIRST_WAIT, LONGEST_WAIT = 8, 512
 """Passes without a draft after which one is tried; twice as many after each that failed."""
@@ -69,6 +72,13 @@ class DraftLength:
         self._credit = 0.0
         self._price = 1.0
         """What a tried draft costs, in tokens."""
+        self._can_pay = True
+        """Whether drafts would make these sequences faster if all were right."""
+        self._worth: list[int] = []
+        """What would be planned if nothing were tried."""
+        self._asked: list[int] = []
+        """The sequences and rows this is true of; empty when there is news."""
+        self._age = 0
 
     def plan(self, keys: Sequence[int], rows_available: int) -> list[int]:
         """How many tokens to draft for each sequence of the next pass, together at most `rows_available`."""
@@ -76,13 +86,15 @@ class DraftLength:
         if rows <= 0:
             return [0] * len(keys)
         sequences = [self._sequences.setdefault(key, _Sequence()) for key in keys]
-        passes = self._passes.estimate(len(keys), len(keys) + rows)
-        step = median(self._steps) if self._steps else 0.0
-        lengths = self._most_worth(sequences, passes, step)
+        asked = [*keys, rows]
+        if asked != self._asked or self._age >= REVIEWED:
+            self._think(sequences, rows)
+            self._asked, self._age = asked, 0
+        self._age += 1
+        lengths = self._worth.copy()
         self._credit = min(self._credit + TRIED * len(keys), MOST_CREDIT)
         waited = [each.waits(length) for each, length in zip(sequences, lengths, strict=True)]
-        if any(waited) and _can_pay(len(keys), passes, step):
-            self._price = max((passes[1] - passes[0] + step) * len(keys) / passes[0], CHEAPEST)
+        if self._can_pay and any(waited):
             self._try(sequences, waited, lengths, rows)
         self._steady = True
         for sequence, length in zip(sequences, lengths, strict=True):
@@ -103,6 +115,7 @@ class DraftLength:
         """How many tokens were drafted for a sequence, possibly none for want of a guess, and how many accepted."""
         if not drafted:
             return
+        self._asked = []
         self._all.observe(drafted, accepted)
         if (sequence := self._sequences.get(key)) is not None:
             sequence.rates.observe(drafted, accepted)
@@ -113,6 +126,15 @@ class DraftLength:
     def forget(self, key: int) -> None:
         """The sequence has ended. Unknown keys are fine."""
         self._sequences.pop(key, None)
+        self._asked = []
+
+    def _think(self, sequences: Sequence["_Sequence"], rows: int) -> None:
+        count = len(sequences)
+        passes = self._passes.estimate(count, count + rows)
+        step = median(self._steps) if self._steps else 0.0
+        self._worth = self._most_worth(sequences, passes, step)
+        self._price = max((passes[1] - passes[0] + step) * count / passes[0], CHEAPEST)
+        self._can_pay = _can_pay(count, passes, step)
 
     def _most_worth(self, sequences: Sequence["_Sequence"], passes: NDArray[np.float64], step: float) -> list[int]:
         """The lengths with the most expected tokens a second: drafts are added in the order of what they yield.
@@ -201,7 +223,7 @@ class _Sequence:
     def tried(self, drafted: int, accepted: int) -> None:
         """A draft that was right is followed by another at once."""
         if accepted == drafted:
-            self._hits += accepted
+            self._hits, self._wait = self._hits + accepted, FIRST_WAIT
         else:
             self._hits, self._idle, self._wait = 0, 0, min(2 * self._wait, LONGEST_WAIT)
 
@@ -211,21 +233,33 @@ class _PassTimes:
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
+        """Seconds for each number of rows, in units of the supposed cost."""
         self._known = np.zeros((MOST_ROWS + 1, 2))
-        """For each number of rows: weight times median, in units of the supposed cost, and weight."""
+        """For each number of rows: weight times median, and weight."""
+        self._new: set[int] = set()
+        self._passes = 0
+        """Observed since `_known` was right."""
 
     def observe(self, rows: int, seconds: float) -> None:
         if rows <= MOST_ROWS:
-            recent = self._recent.setdefault(rows, deque(maxlen=RECENT))
-            recent.append(seconds / (FLOOR + rows))
-            self._known *= REMEMBERED
+            self._recent.setdefault(rows, deque(maxlen=RECENT)).append(seconds / (FLOOR + rows))
+            self._new.add(rows)
+            self._passes += 1
+
+    def _update(self) -> None:
+        self._known *= REMEMBERED**self._passes
+        for rows in self._new:
+            recent = self._recent[rows]
             self._known[rows] = len(recent) * median(recent), len(recent)
+        self._new.clear()
+        self._passes = 0
 
     def estimate(self, first: int, last: int) -> NDArray[np.float64]:
         """Seconds for first, first + 1, ... last rows, never falling; of any unit before the first was observed."""
-        supposed = FLOOR + np.arange(first, last + 1)
+        supposed = np.arange(FLOOR + first, FLOOR + last + 1, dtype=np.float64)
         if not self._recent:
             return supposed
+        self._update()
         known = _likeness()[first : last + 1] @ self._known
         return np.maximum.accumulate(supposed * known[:, 0] / known[:, 1])
 

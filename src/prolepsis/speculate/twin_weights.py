@@ -1,4 +1,8 @@
-"""The weights of a drafting twin: the target's, rounded where they have more bits than a draft is worth."""
+"""The weights of a drafting twin: the target's, rounded where they have more bits than a draft is worth.
+
+The head covers all tokens. One of the first 32,768 alone (of 49,152, in order of merges) saves a tenth of a step on the
+default model and accepts 1 to 3 points less, which is no gain; 16,384 and 8,192 lose 4 to 6 and 8 to 20 points.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

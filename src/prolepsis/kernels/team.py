@@ -28,6 +28,7 @@ from prolepsis.kernels.cpu import features
 MAX_THREADS = 256
 _LINE = 8  # int64 in a cache line of 64 bytes
 _CLAIM, _DONE, _ACTIVE, _BUSY, _SECTION, _GENERATION = (line * _LINE for line in range(6))
+_REST = _BUSY + 1  # whether helpers are to go to sleep at once when a pass has ended
 JOB = 6 * _LINE
 """Where the parameters of the current section begin; they may be read by whoever has taken an item of it."""
 JOB_WORDS = 16
@@ -136,7 +137,8 @@ def idle(control, waited):
     _pause()
     if waited % 1024 == 1023:
         _yield_core()
-    if waited < _PATIENCE or atomic_load(control, _BUSY) != 0:
+    patient = waited < _PATIENCE and atomic_load(control, _REST) == 0
+    if patient or atomic_load(control, _BUSY) != 0:
         return True
     atomic_add(control, _ACTIVE, -1)
     # A pass that began just now has either seen that we left and wakes us, or is seen here.
@@ -158,6 +160,7 @@ def arrive(control, generation):
 
 @njit(cache=True)
 def _begin(control):
+    atomic_store(control, _REST, 0)
     atomic_store(control, _BUSY, 1)
     return atomic_load(control, _ACTIVE)
 
@@ -165,6 +168,11 @@ def _begin(control):
 @njit(cache=True)
 def _end(control):
     atomic_store(control, _BUSY, 0)
+
+
+@njit(cache=True)
+def _rest(control):
+    atomic_store(control, _REST, 1)
 
 
 @njit(cache=True)
@@ -210,8 +218,15 @@ class Team:
         self._bound = (generation, arguments)
 
     def begin(self) -> None:
-        """Start a pass: helpers are woken unless they are still about."""
+        """Start a pass: helpers are woken unless they are still about.
+
+        Those of the team that was last at work go to sleep: waiting for more, they would keep a core from ours.
+        """
+        global _at_work
         self._adopt()
+        other, _at_work = _at_work(), weakref.ref(self)
+        if other is not None and other is not self:
+            _rest(other.control)
         for _ in range(self._helpers - _begin(self.control)):
             self._wake.release()
 
@@ -228,6 +243,14 @@ class Team:
         self.control[_GENERATION] = self._bound[0]
         for _ in range(self._helpers):
             threading.Thread(target=_serve, args=(weakref.ref(self), self._wake), daemon=True).start()
+
+
+def _nobody() -> Team | None:
+    return None
+
+
+_at_work: Callable[[], Team | None] = _nobody
+"""The team that began a pass last."""
 
 
 def _serve(team_of: "weakref.ref[Team]", wake: threading.Semaphore) -> None:

@@ -3,7 +3,8 @@
 python benchmarks/peers.py [--python openvino=/path/of/venv/bin/python] [--runs 5] [--plot FILE] [--json]
 
 The same file, tokens and threads for all. Each engine is a process of its own, started once; within each kind of work
-they take turns, so that a slower minute of the machine meets all. `ours is` divides our speed by the engine's. For
+they take turns, so that a slower minute of the machine meets all. `ours is` divides our speed by the engine's,
+`fast is` that of our fast precision. For
 decode, `GB/s` counts what a token must read, all weights and the K and V before it, in our formats; `of copy` and
 `of read` are its shares of the memory's speed, measured in the same run (a copy counts bytes read and bytes written).
 
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 from measuring import copy_bandwidth, memory_bandwidth, numbers, parser, report
 
-from prolepsis.bench.engines import ENGINES, Setup, installed
+from prolepsis.bench.engines import ENGINES, OURS, Setup, installed
 from prolepsis.bench.worker import Worker
 from prolepsis.errors import ProlepsisError
 from prolepsis.model.config import ModelConfig
@@ -95,7 +96,7 @@ class Run:
         try:
             return step()
         except ProlepsisError as error:
-            if name == "prolepsis":
+            if name in OURS.values():
                 raise
             print(f"left out from here on: {error}", file=sys.stderr)
             del self.workers[name]
@@ -131,7 +132,7 @@ def rows_of(work: Work, found: dict[str, float], bytes_of: Callable[[int], int],
     """One row for each engine."""
     for name, value in found.items():
         row: dict[str, Any] = {"work": work.name, "engine": name, "tokens/s": value}
-        row["ours is"] = found["prolepsis"] / value
+        row["ours is"], row["fast is"] = found["prolepsis"] / value, found[OURS["fast"]] / value
         gb_s = None
         if work.new_tokens and work.requests == 1:
             gb_s = value * bytes_of(work.prompt + work.new_tokens // 2) / 1e9
@@ -211,7 +212,7 @@ def flags() -> Any:
     found.add_argument("--new-tokens", type=int, default=64, help="tokens that decode is measured over")
     found.add_argument("--requests", type=_requests, default=(16, 128, 128), metavar="NxPxT", help="tokens in and out")
     found.add_argument("--python", type=_python, action="append", default=[], metavar="ENGINE=PATH")
-    found.add_argument("--only", type=lambda text: ["prolepsis", *text.split(",")], metavar="ENGINE,...")
+    found.add_argument("--only", type=lambda text: [*OURS.values(), *text.split(",")], metavar="ENGINE,...")
     found.add_argument("--plot", metavar="FILE", help="draw the speeds too (.svg or .png; needs matplotlib)")
     return found
 

@@ -11,6 +11,7 @@ PROMISES = {
     "codec_alone.py": ["every bit restored: True"],
     "linear_alone.py": ["every bit restored: True"],
     "generate.py": ["the same tokens alone and together: True"],
+    "drafts.py": ["the same answer: True"],
     "many_at_once.py": ["finished 2, cancelled 1, blocks in use 0"],
     "chat_session.py": ["math problem is 4", "restored", "question is 4"],
 }

@@ -96,7 +96,7 @@ class Run:
 class MostlyRight:
     """Drafts what a request gets alone, but for some tokens, and sometimes less than it might, or too much."""
 
-    name, uses_model = "mostly right", False
+    name = "mostly right"
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm

@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
 class BadOnPurpose:
     """Drafts from made-up logits, always the same, which the chooser draws from as from any others."""
 
-    name, uses_model = "bad on purpose", False
+    name = "bad on purpose"
 
     def propose(self, batch: Many[Draftee]) -> list[Draft]:
         drafts = []

@@ -52,8 +52,6 @@ class ModelDrafter:
     Of a sequence that the cache has no room for, or that is longer than the model's context, nothing is drafted.
     """
 
-    uses_model = True
-
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -53,9 +53,6 @@ class Drafter(Protocol):
     name: str
     """As in `--draft`."""
 
-    uses_model: bool
-    """Whether a draft takes passes of a model, whose time has to be weighed."""
-
     def propose(self, batch: Sequence[Draftee]) -> list[Draft]:
         """A draft for each sequence: `limit` tokens, or fewer, or none."""
 

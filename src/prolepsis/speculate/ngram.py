@@ -28,7 +28,6 @@ class NgramDrafter:
     """Continues a sequence as its prompt or output went on after the longest match of its last tokens."""
 
     name = "ngram"
-    uses_model = False
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

@@ -25,7 +25,6 @@ class TwinDrafter:
     """
 
     name = "twin"
-    uses_model = True
 
     def __init__(self, target: Decoder, cache: PagedKVCache, plan: Plan | None = None) -> None:
         """`plan`: the twin's; by default `twin_plan` of the target's."""

@@ -20,6 +20,7 @@ class Lookup2:
             n_threads=setup.threads,
             n_threads_batch=setup.threads,
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=self.drafts),
+            logits_all=True,  # it needs them, and does not ask for room for them by itself
             verbose=False,
         )
 

@@ -22,6 +22,7 @@ from prolepsis.cli.console import (
     err,
     load,
     note,
+    note_failed_drafts,
     show,
 )
 from prolepsis.cli.profiles import PredictorOption, ProfileOption, predictor_kind, profile_to_save_with
@@ -111,6 +112,7 @@ def chat(
         if session is not None and len(conversation.messages) > turns_before:
             save_session(session, llm, conversation.sequence, conversation.messages, profile=coded_with)
             note(f"saved {conversation.sequence.num_cached} tokens to {session}")
+        note_failed_drafts(llm)
 
 
 def _open_conversation(

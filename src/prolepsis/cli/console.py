@@ -88,6 +88,13 @@ def load(
     return llm
 
 
+def note_failed_drafts(llm: LLM) -> None:
+    """Say so where drafting had to be given up."""
+    speculation = llm.engine.speculation
+    if speculation is not None and speculation.failure is not None:
+        note(f"went on without drafts: {speculation.failure}", "yellow")
+
+
 def _draft_tokens(text: str) -> int | None:
     if text == "auto":
         return None

@@ -20,6 +20,7 @@ from prolepsis.cli.console import (
     ThreadsOption,
     bar,
     load,
+    note_failed_drafts,
     print_json,
     read_text,
     show,
@@ -171,6 +172,7 @@ def generate(
         completions = [_stream(llm, tokens, params, quiet=json_)]
     else:
         completions = llm.generate([tokens], params, progress=True)
+    note_failed_drafts(llm)
     failed = next((each.error for each in completions if each.error is not None), None)
     if failed is not None:
         raise failed

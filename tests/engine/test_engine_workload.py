@@ -184,7 +184,7 @@ def _run(llm: LLM, engine: Engine, asked: list[Asked]) -> list[Run]:
                 )  # fmt: skip
                 for request, alone in zip(run.requests, completed_alone(llm, each), strict=True):
                     if engine.speculation is not None and isinstance(engine.speculation.drafter, MostlyRight):
-                        engine.speculation.drafter.continuations[request.number] = each.prompt + alone[0]
+                        engine.speculation.drafter.continuations[request.sequence.number] = each.prompt + alone[0]
                     engine.add(request)
             if each.cancel is not None and each.arrives + each.cancel == passes:
                 for request in run.requests:

@@ -1,5 +1,6 @@
 """Speculation in the engine: whatever is drafted, what comes out is what plain decoding gives, or is distributed so."""
 
+import asyncio
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 from distributions import assert_same_distribution
 
-from prolepsis import LLM, BeamParams, SamplingParams
+from prolepsis import LLM, AsyncEngine, BeamParams, SamplingParams
 from prolepsis.engine import rng, sampler
 from prolepsis.engine.engine import Engine
 from prolepsis.engine.sampler import TokenCounts, target_probabilities
 from prolepsis.engine.speculation import Speculation
 from prolepsis.errors import InputError, ModelFileError
 from prolepsis.kv.stored import arrays_of
+from prolepsis.speculate.draft_model import ModelDrafter
 from prolepsis.speculate.drafter import Draft, Draftee, Drafter
 
 PAIR = Path(__file__).parents[1] / "data" / "pair"
@@ -255,6 +257,45 @@ def test_what_is_counted(plain: LLM) -> None:
     summary = told.summary()
     assert summary["spec_decode_num_accepted_tokens"] == sum(counted.accepted_at)
     assert summary["tokens_per_step"] == 24 / told.steps
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("length", [257, 65, 33])
+def test_samples_share_a_prompt_whose_last_token_is_run_alone(plain: LLM, draft: str, length: int) -> None:
+    prompt = (plain.tokenizer.encode(TEXT) * 2)[:length]
+    params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=12, ignore_eos=True)
+    asked = [*prompts(plain, 3), prompt]
+    llm = new_llm(draft, 4)
+    for ours, theirs in zip(llm.generate(asked, params), plain.generate(asked, params), strict=True):
+        assert ours == theirs
+    assert llm.kv_cache.pool.num_used == 0
+
+
+def test_streams_end_with_all_their_tokens(plain: LLM) -> None:
+    prompt = prompts(plain, 4)[3]
+    expected = plain.generate([prompt], replace(GREEDY, max_tokens=40))[0]
+
+    async def stream() -> list[int]:
+        async with AsyncEngine(new_llm("twin", 4)) as engine:
+            return [d.token.token async for d in engine.generate(prompt, replace(GREEDY, max_tokens=40))]
+
+    assert asyncio.run(asyncio.wait_for(stream(), 60)) == expected.token_ids
+
+
+def test_a_chat_goes_on_with_what_its_drafter_knows(plain: LLM) -> None:
+    """From turn to turn, a draft model reads what is new and no more."""
+    llm = new_llm(DRAFTS[2], 3)
+    sequence = llm.runner.new_sequence(prompts(llm, 4)[3] * 4)
+    assert llm.engine.speculation is not None
+    drafter = llm.engine.speculation.drafter
+    assert isinstance(drafter, ModelDrafter)
+    for _ in range(2):
+        for _ in llm.run(llm.new_request(sequence, GREEDY)):
+            pass
+        held = drafter._readings[sequence.number].tokens
+        assert sequence.tokens[: len(held) - 4] == held[: len(sequence.tokens)][: len(held) - 4]
+        sequence.tokens += [5, 6, 7]
+    assert len(drafter._readings) == 1
 
 
 def test_beams_are_searched_without_drafts(plain: LLM) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.speculate.length import MOST_DRAFTS, MOST_ROWS, DraftLength
+from prolepsis.speculate.length import MOST_PLANNED, MOST_ROWS, DraftLength
 
 Text = Callable[[int, int], float]
 """Probability that a draft is right, by sequence and position in it."""
@@ -71,7 +71,7 @@ def best_fixed(machine: Machine, rate: float, batch: int) -> float:
         tokens = sum(rate**i for i in range(length + 1))
         return batch * tokens / (machine.rows(batch * (1 + length)) + length * machine.step)
 
-    return max(map(expected, range(MOST_DRAFTS + 1)))
+    return max(map(expected, range(MOST_PLANNED + 1)))
 
 
 MACHINES = [Machine(high), Machine(fast), Machine(high, step=8e-4), Machine(fast, step=8e-4)]
@@ -118,7 +118,7 @@ def test_interruptions_do_not_count() -> None:
         [length] = control.plan([0], 255)
         control.observe(0, length, length)
         control.observe_pass(1 + length, interrupted(1 + length))
-    assert control.plan([0], 255) == [MOST_DRAFTS]
+    assert control.plan([0], 255) == [MOST_PLANNED]
 
 
 def learned(control: DraftLength, rates: dict[int, float], rows: Callable[[int], float] = fast) -> None:
@@ -182,7 +182,7 @@ def test_nothing_is_tried_where_it_could_not_pay() -> None:
     control = DraftLength()
     learned(control, {0: 0.0})
     for _ in range(20):
-        for rows in range(1, 2 + MOST_DRAFTS):
+        for rows in range(1, 2 + MOST_PLANNED):
             control.observe_pass(rows, 1e-3 * rows)
     assert control.plan([9], 255) == [0]
     assert trials(control, 1000) == []
@@ -217,7 +217,7 @@ def test_limits_hold_and_the_same_news_lead_to_the_same_plan(news: list[tuple[in
         plans = [control.plan(range(keys), rows) for control in controls]
         assert plans[0] == plans[1]
         assert sum(plans[0]) <= max(rows, 0)
-        assert all(0 <= length <= MOST_DRAFTS for length in plans[0])
+        assert all(0 <= length <= MOST_PLANNED for length in plans[0])
         for control in controls:
             control.observe_draft(max(plans[0]), seconds / 10)
             for key, length in enumerate(plans[0]):

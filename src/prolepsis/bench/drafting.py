@@ -77,7 +77,7 @@ def _answer(llm: LLM, engine: Engine, prompt: list[int], params: SamplingParams)
 
 def _summary(name: str, pairs: Sequence[Sequence[Completion]]) -> Drafted:
     speeds = [[_speed(completion) for completion in pair] for pair in pairs]
-    plain, drafted = pairs[-1]
+    _, drafted = pairs[-1]
     told = drafted.statistics
     return Drafted(
         name=name,
@@ -88,7 +88,7 @@ def _summary(name: str, pairs: Sequence[Sequence[Completion]]) -> Drafted:
         speedup=round(median(pair[1] / pair[0] for pair in speeds), 3),
         tokens_per_step=round(len(told.token_times) / told.steps, 3),
         acceptance_per_pos=[round(share, 3) for share in told.drafts.acceptance],
-        same_tokens=plain.token_ids == drafted.token_ids,
+        same_tokens=all(ours.token_ids == theirs.token_ids for ours, theirs in pairs),
     )
 
 

@@ -71,7 +71,7 @@ def bench(
         raise InputError(f"--concurrency must be at most {_MOST_AT_ONCE}, not {concurrency}")
     llm = load(model, kv_memory=kv_memory, precision=precision, draft=draft, draft_tokens=draft_tokens, threads=threads)
     needed = prompt_tokens + new_tokens + 1 if concurrency is None else longest(prompt_tokens, new_tokens) + 1
-    if needed > llm.max_context:
+    if needed > llm.max_context and (draft == "none" or concurrency is not None):
         raise InputError(
             f"--prompt-tokens {prompt_tokens} and --new-tokens {new_tokens} lead to {needed} tokens, which exceed the "
             f"context of {llm.max_context}"

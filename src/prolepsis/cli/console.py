@@ -35,16 +35,20 @@ DtypeOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str,
-    typer.Option(help="high: 16 bits of each activation; fast: 8 bits, as most engines compute."),
+    typer.Option(
+        help="Of products with quantised weights. high: 16 bits of each activation; fast: 8 bits, as most engines have."
+    ),
 ]
 DraftOption = Annotated[
     str,
     typer.Option(
         help="Who guesses the tokens that come next, so that one pass may settle several: none, ngram (what followed "
-        "these tokens before), twin (the model itself, quantised) or model:PATH (a small one of the same vocabulary)."
+        "these tokens before), twin (the model itself, quantised) or model:MODEL (a small one of the same tokenizer)."
     ),
 ]
-DraftTokensOption = Annotated[str, typer.Option(help="How many tokens to guess at a time, or auto: as many as pay.")]
+DraftTokensOption = Annotated[
+    str, typer.Option(help="How many tokens to guess at a time, 1 .. 32, or auto: as many as pay.")
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -99,8 +103,8 @@ def _draft_tokens(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isascii() or not text.isdecimal():
-        raise InputError(f"--draft-tokens {text!r} is neither auto nor a number")
-    return int(text)
+        raise InputError(f"--draft-tokens {text!r} is neither auto nor a number from 1 on")
+    return int(text[:9])
 
 
 def choice(value: object, flag: str, choices: Sequence[T]) -> T:

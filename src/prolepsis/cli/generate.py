@@ -20,6 +20,7 @@ from prolepsis.cli.console import (
     ThreadsOption,
     bar,
     load,
+    note,
     note_failed_drafts,
     print_json,
     read_text,
@@ -173,6 +174,8 @@ def generate(
     else:
         completions = llm.generate([tokens], params, progress=True)
     note_failed_drafts(llm)
+    if draft != "none" and beam_width is not None:
+        note("a beam search makes no use of --draft")
     failed = next((each.error for each in completions if each.error is not None), None)
     if failed is not None:
         raise failed

@@ -225,7 +225,7 @@ class _Worker:
             reader = self._readers.get(task)
             if reader is None:
                 continue
-            if task.state == "ended":
+            if delta is None or delta.finish_reason is not None:
                 del self._readers[task]
             news.append((reader, delta if delta is not None else _error_of(reader)))
         self._tell(news)

@@ -24,7 +24,9 @@ def check_drafting(draft: str | None, draft_tokens: int | None) -> None:
     if not known and not (isinstance(draft, str) and draft.startswith(_MODEL) and draft != _MODEL):
         raise InputError(f"draft must be none, ngram, twin or model:PATH, not {draft!r}")
     if draft_tokens is not None and not (is_int(draft_tokens) and 1 <= draft_tokens <= MOST_DRAFTS):
-        raise InputError(f"draft_tokens must be in 1 .. {MOST_DRAFTS}, or None to find out, not {draft_tokens!r}")
+        raise InputError(f"draft_tokens must be in 1 .. {MOST_DRAFTS}, or left to be found out, not {draft_tokens!r}")
+    if draft_tokens is not None and draft in (None, "none"):
+        raise InputError("draft_tokens needs a drafter: say which with draft")
 
 
 def new_drafter(draft: str | None, file: GGUFFile, decoder: Decoder, cache: PagedKVCache) -> Drafter | None:

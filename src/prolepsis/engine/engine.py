@@ -102,6 +102,8 @@ class Engine:
         with limited_to(self.runner.decoder.threads):
             parts = self._scheduler.schedule(lengths)
         outputs = [Output(task, None) for task in self._scheduler.failed]
+        for task in self._scheduler.failed:
+            self._forget(task)
         self._failed += len(outputs)
         self._scheduler.failed.clear()
         if parts:
@@ -111,6 +113,20 @@ class Engine:
 
     def _run(self, parts: Many[Part], start: float) -> list[Output]:
         drafts = [NO_DRAFT] * len(parts) if self.speculation is None else self.speculation.propose(parts)
+        for part, draft in zip(parts, drafts, strict=True):
+            if part.drafts > 0 and not draft.tokens:
+                part.sequence.table.truncate(part.sequence.table.length)  # gives back the room for drafts
+        try:
+            return self._settle(parts, drafts, start)
+        except BaseException:
+            # Interrupted between a pass and what is made of it: the last token of each is run again.
+            for part in parts:
+                table = part.sequence.table
+                table.truncate(min(table.length, len(part.sequence.tokens) - 1))
+            raise
+
+    def _settle(self, parts: Many[Part], drafts: Many[Draft], start: float) -> list[Output]:
+        """Run a pass and let requests take their steps."""
         drafted = time.perf_counter()
         rows = [
             (part.sequence, part.tokens, "all" if draft.tokens else "last" if part.wanted else "none")
@@ -206,6 +222,9 @@ class Engine:
 
     def _end(self, task: Task) -> None:
         self._scheduler.end(task)
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
         if self.speculation is not None:
             self.speculation.forget(task)
 

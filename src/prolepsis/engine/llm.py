@@ -266,8 +266,9 @@ class LLM:
                     return
                 deltas = self._step(request)
         finally:
-            if self._speculation is not None:
-                self._speculation.forget(request)
+            # An interruption may come between a pass with drafts and its verdict on them.
+            table = request.sequence.table
+            table.truncate(min(table.length, len(request.sequence.tokens)))
 
     def _step(self, request: Request) -> list[Delta]:
         if self._speculation is not None:

@@ -238,7 +238,7 @@ class Scheduler:
     def _make_drafts_room(self, lengths: Lengths) -> None:
         """Let the sequences that generate run drafts too, where that takes no room from anyone."""
         steps = sum(map(len, self._parts.values()))
-        tasks = [task for task in self._parts if task.most_drafts > 0]
+        tasks = [task for task in self._parts if task.most_drafts > 0 and not task.reads_its_prompt]
         promised = sum(task.blocks_missing for task in self.running)
         left = self._budget - steps - self._cache.block_size
         for task, length in zip(tasks, lengths(tasks, left), strict=True):

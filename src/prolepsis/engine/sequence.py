@@ -1,14 +1,19 @@
 """One sequence of tokens and the paged cache it fills."""
 
 from collections.abc import Sequence as Tokens
+from itertools import count
 
 from prolepsis.kv.block_table import BlockTable
+
+_numbers = count()
 
 
 class Sequence:
     """Tokens in order. K and V of the first `num_cached` are in the cache; the rest are pending."""
 
     def __init__(self, table: BlockTable, tokens: Tokens[int] = ()) -> None:
+        self.number = next(_numbers)
+        """Its own for ever."""
         self.table = table
         self.tokens = list(tokens)
 

@@ -2,7 +2,6 @@
 
 import time
 from abc import ABC, abstractmethod
-from itertools import count
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -15,7 +14,6 @@ from prolepsis.engine.statistics import RequestStatistics
 from prolepsis.engine.swap import Swapped
 from prolepsis.errors import InputError
 
-_numbers = count()
 MAX_PRIORITY = 1 << 20
 State = Literal["new", "queued", "running", "ended"]
 
@@ -48,8 +46,6 @@ class Task(ABC):
             raise InputError(f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r}")
         if not isinstance(cache_salt, str):
             raise InputError(f"cache_salt must be a text, not {cache_salt!r}")
-        self.number = next(_numbers)
-        """Its own for ever."""
         self.sequences = [sequence]
         self.most_tokens = most_tokens
         self.priority = priority

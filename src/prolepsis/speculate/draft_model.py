@@ -92,9 +92,10 @@ class ModelDrafter:
     def _propose(self, batch: Sequence[Draftee]) -> list[Draft]:
         keys = {draftee.key for draftee in batch}
         limits = [self._prepare(draftee, keys) for draftee in batch]
-        able = [(draftee, limit) for draftee, limit in zip(batch, limits, strict=True) if limit > 0]
-        self._catch_up([draftee for draftee, _ in able])
-        lines = [self._line(draftee, limit) for draftee, limit in able]
+        able = {draftee.key: draftee for draftee, limit in zip(batch, limits, strict=True) if limit > 0}
+        ready = self._catch_up(list(able.values()))
+        limits = [limit if draftee.key in ready else 0 for draftee, limit in zip(batch, limits, strict=True)]
+        lines = [self._line(draftee, limit) for draftee, limit in zip(batch, limits, strict=True) if limit > 0]
         made = iter(draft_together(self._decoder, self._pool, lines))
         drafts = [next(made) if limit > 0 else Draft([], []) for limit in limits]
         for draftee, draft in zip(batch, drafts, strict=True):
@@ -131,11 +132,14 @@ class ModelDrafter:
                     return False
                 self.forget(other)
 
-    def _catch_up(self, batch: Sequence[Draftee]) -> None:
-        """Run what is pending, until the rest of all sequences, at least a token of each, fits into one pass."""
-        while sum(len(self._pending(draftee)) for draftee in batch) > _MAX_ROWS:
+    def _catch_up(self, batch: Sequence[Draftee]) -> set[int]:
+        """Run a pass of what is pending where it is too much for one; returns the keys of those that can go on.
+
+        The others have more to read, and go on in a later round: one pass is the longest pause for those that generate.
+        """
+        if sum(len(self._pending(draftee)) for draftee in batch) > _MAX_ROWS:
             room, parts = _MAX_ROWS, []
-            for draftee in batch:
+            for draftee in sorted(batch, key=lambda draftee: len(self._pending(draftee))):
                 tokens = self._pending(draftee)[:-1][:room]
                 if tokens:
                     parts.append((self._readings[draftee.key], tokens))
@@ -147,6 +151,12 @@ class ModelDrafter:
             self._decoder.forward(self._pool, rows)
             for reading, tokens in parts:
                 reading.count(tokens)
+        room, ready = _MAX_ROWS, set()
+        for draftee in sorted(batch, key=lambda draftee: len(self._pending(draftee))):
+            room -= len(self._pending(draftee))
+            if room >= 0:
+                ready.add(draftee.key)
+        return ready
 
     def _pending(self, draftee: Draftee) -> Sequence[int]:
         return draftee.tokens[len(self._readings[draftee.key].tokens) :]

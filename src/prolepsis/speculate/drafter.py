@@ -24,7 +24,7 @@ class Chooser(Protocol):
     """
 
     def choose(self, logits: NDArray[np.float32]) -> Choice:
-        """The next draft, from float32 logits [vocab]; -inf for tokens that are not to be drafted."""
+        """The next draft, from float32 logits [vocab]."""
 
 
 class Draftee(NamedTuple):
@@ -51,7 +51,7 @@ class Drafter(Protocol):
     """Continues sequences. Whatever it drafts, the output stays right; a good guess only makes it come sooner."""
 
     name: str
-    """As in `--draft`."""
+    """What it is called in reports."""
 
     def propose(self, batch: Sequence[Draftee]) -> list[Draft]:
         """A draft for each sequence: `limit` tokens, or fewer, or none."""

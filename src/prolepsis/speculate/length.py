@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_DRAFTS = 16
+MOST_PLANNED = 16
 """For one sequence in one pass."""
 
 MOST_ROWS = 256
@@ -82,7 +82,7 @@ class DraftLength:
 
     def plan(self, keys: Sequence[int], rows_available: int) -> list[int]:
         """How many tokens to draft for each sequence of the next pass, together at most `rows_available`."""
-        rows = min(rows_available, MOST_ROWS - len(keys), MOST_DRAFTS * len(keys))
+        rows = min(rows_available, MOST_ROWS - len(keys), MOST_PLANNED * len(keys))
         if rows <= 0:
             return [0] * len(keys)
         sequences = [self._sequences.setdefault(key, _Sequence()) for key in keys]
@@ -144,20 +144,20 @@ class DraftLength:
         count, rows = len(sequences), len(passes) - 1
         supposed = self._all.estimate(SUPPOSED)
         rates = np.array([each.rates.estimate(*supposed) for each in sequences])
-        gains = (rates[:, :1] * rates[:, 1:] ** np.arange(MOST_DRAFTS)).ravel()
+        gains = (rates[:, :1] * rates[:, 1:] ** np.arange(MOST_PLANNED)).ravel()
         order = (-gains).argsort(kind="stable")[:rows]
         tokens, seconds = np.full(rows + 1, float(count)), passes.copy()
         tokens[1:] += gains[order].cumsum()
-        seconds[1:] += step * np.maximum.accumulate(order % MOST_DRAFTS + 1)
+        seconds[1:] += step * np.maximum.accumulate(order % MOST_PLANNED + 1)
         worth = tokens / seconds
         best = int(worth.argmax())
         if worth[best] < GAIN * worth[0]:
             return [0] * count
-        return np.bincount(order[:best] // MOST_DRAFTS, minlength=count).tolist()
+        return np.bincount(order[:best] // MOST_PLANNED, minlength=count).tolist()
 
     def _try(self, sequences: Sequence["_Sequence"], waited: list[bool], lengths: list[int], rows: int) -> None:
         """Set the lengths of those that have waited, as far as there are rows and credit."""
-        left = min(rows - sum(lengths), int(self._credit / self._price))
+        left = max(min(rows - sum(lengths), int(self._credit / self._price)), 0)
         for i, sequence in enumerate(sequences):
             if waited[i]:
                 lengths[i] = min(sequence.trial, left)
@@ -210,7 +210,7 @@ class _Sequence:
     @property
     def trial(self) -> int:
         """How many tokens to try: more after those that were right."""
-        return min(1 + self._hits, MOST_DRAFTS)
+        return min(1 + self._hits, MOST_PLANNED)
 
     def waits(self, worth: int) -> bool:
         """Count a pass, where drafts of `worth` tokens seem to be worth it. Returns `waiting`."""

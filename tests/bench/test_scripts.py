@@ -40,17 +40,20 @@ def test_traffic_of_half_a_simulated_minute(tiny: Path, capsys: pytest.CaptureFi
 def test_peers_takes_turns_and_leaves_out_who_fails(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "installed", lambda: ["prolepsis"])
+    monkeypatch.setattr(peers, "installed", lambda: ["prolepsis", "prolepsis-fast"])
     for memory in ("copy_bandwidth", "memory_bandwidth"):
         monkeypatch.setattr(peers, memory, lambda *_: 1e9)
     sizes = ["--prefill", "50", "--contexts", "40,60", "--new-tokens", "8", "--requests", "3x20x5", "--runs", "1"]
     missing = ["--python", f"openvino={tmp_path / 'missing'}"]
     found = report_of(peers, capsys, "--model", tiny, "--threads", "1", *sizes, *missing)
     works = ["prefill of 50", "decode after 40", "decode after 60", "3 requests, 20 + 5"]
-    assert [(row["work"], row["engine"]) for row in found["rows"]] == [(work, "prolepsis") for work in works]
-    for row, decodes in zip(found["rows"], (False, True, True, False), strict=True):
+    pairs = [(work, engine) for work in works for engine in ("prolepsis", "prolepsis-fast")]
+    assert [(row["work"], row["engine"]) for row in found["rows"]] == pairs
+    for row, decodes in zip(
+        found["rows"], [each for each in (False, True, True, False) for _ in range(2)], strict=True
+    ):
         assert row["tokens/s"] > 0
-        assert row["ours is"] == 1
+        assert row["ours is" if row["engine"] == "prolepsis" else "fast is"] == 1
         assert (row["GB/s"] is not None) == decodes
         assert row["of copy"] == row["of read"] == row["GB/s"]
     assert found["peak_rss_mb"]["prolepsis"] > 0

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
-from prolepsis.engine.sampler import Sampler, adjusted_logits, largest_logit, sample, target_probabilities
+from prolepsis.engine.sampler import Sampler, TokenCounts, adjusted_logits, largest_logit, sample, target_probabilities
 from prolepsis.speculate.drafter import Choice
 
 
@@ -17,12 +17,14 @@ class DraftChooser:
     """
 
     def __init__(self, sampler: Sampler) -> None:
-        counts = sampler.past()
+        self._sampler = sampler
         self._params, self._seed, self._position = sampler.params, sampler.seed, sampler.num_tokens
-        self._counts = None if counts is None else counts.copy()
+        self._counts: TokenCounts | None = None
 
     def choose(self, logits: NDArray[np.float32]) -> Choice:
         """See `Chooser`. ModelFileError for logits of which none is a number."""
+        if self._counts is None and (past := self._sampler.past()) is not None:
+            self._counts = past.copy()  # not before it is needed: drafters without a model choose nothing
         choice = self._choose(logits)
         self._position += 1
         if self._counts is not None:

@@ -239,9 +239,11 @@ class Scheduler:
         """Let the sequences that generate run drafts too, where that takes no room from anyone."""
         steps = sum(map(len, self._parts.values()))
         tasks = [task for task in self._parts if task.most_drafts > 0 and not task.reads_its_prompt]
+        planned = lengths(tasks, self._budget - steps - self._cache.block_size)
+        if not any(planned):
+            return
         promised = sum(task.blocks_missing for task in self.running)
-        left = self._budget - steps - self._cache.block_size
-        for task, length in zip(tasks, lengths(tasks, left), strict=True):
+        for task, length in zip(tasks, planned, strict=True):
             [part] = self._parts[task]
             table, most = part.sequence.table, min(length, task.most_drafts)
             if most > 0 and table.blocks_to_write(1 + most) + promised <= self._pool.num_free:

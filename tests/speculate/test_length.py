@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.speculate.length import MOST_PLANNED, MOST_ROWS, DraftLength
+from prolepsis.speculate.length import ASKED, MOST_PLANNED, MOST_ROWS, PATIENT, DraftLength
 
 Text = Callable[[int, int], float]
 """Probability that a draft is right, by sequence and position in it."""
@@ -54,7 +54,8 @@ def speed(machine: Machine, text: Text, batch: int = 1, tokens: int = 300, fixed
             while right < length and random_.random() < text(key, live[key] + right):
                 right += 1
             live[key] += right + 1
-            control.observe(key, length, right)
+            if length:  # as the engine: who was not asked tells nothing
+                control.observe(key, length, right)
             if live[key] == tokens:
                 control.forget(key)
                 del live[key]
@@ -158,7 +159,7 @@ def trials(control: DraftLength, passes: int, proposed: bool = True) -> list[int
         [length] = control.plan([9], 255)
         if length:
             found.append(at)
-        control.observe(9, length if proposed else 0, 0)
+            control.observe(9, length if proposed else 0, 0)
     return found
 
 
@@ -175,7 +176,8 @@ def test_a_trial_waits_until_there_is_something_to_draft() -> None:
     control = DraftLength()
     learned(control, {0: 0.0})
     first, *rest = trials(control, 100, proposed=False)
-    assert rest == list(range(first + 1, 100))
+    patient = list(range(first + 1, first + PATIENT))
+    assert rest == patient + list(range(patient[-1] + ASKED, 100, ASKED))
 
 
 def test_nothing_is_tried_where_it_could_not_pay() -> None:
@@ -231,3 +233,24 @@ def test_more_rows_than_a_pass_has_are_not_planned() -> None:
     assert sum(control.plan(range(250), 1000)) <= MOST_ROWS - 250
     assert control.plan(range(300), 1000) == [0] * 300
     assert control.plan([], 100) == []
+
+
+def test_who_has_no_guess_is_asked_less_often():
+    control = DraftLength()
+    control.observe_pass(1, 4e-3)
+
+    def asked(passes, drafted):
+        """In which passes it was asked, where each time it drafts and all is accepted, or has no guess."""
+        found = []
+        for number in range(passes):
+            [length] = control.plan([0], 255)
+            control.observe_pass(1 + drafted, 4e-3)
+            if length:
+                control.observe(0, drafted, drafted)
+                found.append(number)
+        return found
+
+    first = asked(PATIENT + 40, 0)
+    assert first[:PATIENT] == list(range(PATIENT))
+    assert len(first[PATIENT:]) == 40 // ASKED
+    assert len(asked(40, 2)) >= 40 - ASKED

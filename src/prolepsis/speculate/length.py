@@ -35,6 +35,9 @@ REVIEWED = 16
 FIRST_WAIT, LONGEST_WAIT = 8, 512
 """Passes without a draft after which one is tried; twice as many after each that failed."""
 
+PATIENT, ASKED = 12, 4
+"""Passes in a row without a guess, though one was asked for, after which only each fourth asks: asking takes time."""
+
 TRIED = 0.01
 """What may be spent on trying, as a share of the tokens."""
 
@@ -96,6 +99,7 @@ class DraftLength:
         waited = [each.waits(length) for each, length in zip(sequences, lengths, strict=True)]
         if self._can_pay and any(waited):
             self._try(sequences, waited, lengths, rows)
+        lengths = [length if length and each.asks() else 0 for each, length in zip(sequences, lengths, strict=True)]
         self._steady = True
         for sequence, length in zip(sequences, lengths, strict=True):
             self._steady &= not length or sequence.drafting
@@ -113,11 +117,14 @@ class DraftLength:
 
     def observe(self, key: int, drafted: int, accepted: int) -> None:
         """How many tokens were drafted for a sequence, possibly none for want of a guess, and how many accepted."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            sequence.guessed(drafted)
         if not drafted:
             return
         self._asked = []
         self._all.observe(drafted, accepted)
-        if (sequence := self._sequences.get(key)) is not None:
+        if sequence is not None:
             sequence.rates.observe(drafted, accepted)
             if sequence.waiting:
                 self._credit -= drafted * self._price - accepted
@@ -201,6 +208,19 @@ class _Sequence:
         self._idle = 0
         self._wait = FIRST_WAIT
         self._hits = 0
+        self._misses = self._skipped = 0
+
+    def asks(self) -> bool:
+        """Whether to ask for a guess in this pass, where one is wanted."""
+        self._skipped += 1
+        if self._misses >= PATIENT and self._skipped < ASKED:
+            return False
+        self._skipped = 0
+        return True
+
+    def guessed(self, drafted: int) -> None:
+        """What came of asking."""
+        self._misses = 0 if drafted else self._misses + 1
 
     @property
     def waiting(self) -> bool:

@@ -1,5 +1,6 @@
 """A weight matrix of any format, in the parts that `kernels.kinds` names: what files become and quantisers make."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,6 +61,31 @@ class Matrix(Protocol):
         ...
 
 
+@dataclass
+class HeldMatrix:
+    """A matrix in memory. parts: all its rows, of each form. The other fields: see `Matrix`."""
+
+    shape: tuple[int, int]
+    forms: tuple[Form, ...]
+    parts: tuple[Codes | Words, ...]
+    order: NDArray[np.int32] | None = None
+
+    def read(self, rows: NDArray[np.intp]) -> list[Codes | Words]:
+        """Those rows, in that order, of each form."""
+        return [_picked(part, rows) for part in self.parts]
+
+
+def whole(matrix: Matrix, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+    """The numbers of `matrix`, all or `rows`: float32 [rows, columns], columns in the order of the activations."""
+    parts = matrix.read(np.arange(matrix.shape[0]) if rows is None else rows)
+    held = np.concatenate([dequantised(*pair) for pair in zip(matrix.forms, parts, strict=True)], axis=1)
+    if matrix.order is None:
+        return held
+    out = np.empty_like(held)
+    out[:, matrix.order] = held
+    return out
+
+
 def dequantised(form: Form, part: Codes | Words) -> NDArray[np.float32]:
     """The numbers that some rows of a form stand for: float32 [rows, columns], rounded where minimums are added."""
     kind = KINDS[form.kind]
@@ -82,6 +108,12 @@ def dequantised(form: Form, part: Codes | Words) -> NDArray[np.float32]:
         least = spread(part.minimums, group) * wide
         out += least if part.part_minimums is None else -(least * spread(part.part_minimums, kind.part))
     return out
+
+
+def _picked(part: Codes | Words, rows: NDArray[np.intp]) -> Codes | Words:
+    if not isinstance(part, Codes):
+        return part[rows]
+    return Codes(*(None if field is None else field[rows] for field in part))  # type: ignore[arg-type]
 
 
 def _floats(kind: str, words: Words) -> NDArray[np.float32]:

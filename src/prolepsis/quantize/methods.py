@@ -1,0 +1,105 @@
+"""The ways to quantise a layer: each an object that `walk` asks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prolepsis.quant.awq import channel_scales
+from prolepsis.quant.gptq import factorised, gptq
+from prolepsis.quant.grid import Floats, Grid
+from prolepsis.quant.input_statistics import InputStatistics
+from prolepsis.quant.matrix import HeldMatrix
+from prolepsis.quant.rtn import Span, rtn
+from prolepsis.quantize.layer import STAGES, Layer, tensor_name
+
+
+def statistics_of(inputs: Iterator[Floats], columns: int) -> InputStatistics:
+    """Statistics of pieces float32 [tokens, columns]."""
+    out = InputStatistics(columns)
+    for piece in inputs:
+        out.add(piece)
+    return out
+
+
+@dataclass
+class Rtn:
+    """Round to nearest. Needs no calibration."""
+
+    grid: Grid
+
+    def prepare(self, layer: Layer) -> None:
+        """Nothing is known beforehand."""
+
+    def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        return {part: rtn(layer.weights[part], self.grid) for part in STAGES[stage]}
+
+
+@dataclass
+class Gptq:
+    """GPTQ, stage by stage: what comes after a quantised product sees its errors ("true sequential")."""
+
+    grid: Grid
+    act_order: bool = True
+    damping: float = 0.01
+
+    def prepare(self, layer: Layer) -> None:
+        """Statistics are taken stage by stage."""
+
+    def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        parts = STAGES[stage]
+        columns = layer.weights[parts[0]].shape[1]
+        statistics = statistics_of(layer.inputs(stage), columns)
+        name = tensor_name(layer.index, parts[0])
+        factor = factorised(statistics.hessian, self.act_order, self.damping, name)
+        spans = [Span(columns, self.grid)]
+        return {part: gptq(layer.weights[part], factor, spans, tensor_name(layer.index, part)) for part in parts}
+
+
+@dataclass
+class Awq:
+    """AWQ: scales folded into the operation before. clip_grid: one that searches, for all but Q and K.
+
+    The scales of `attn_output` are folded into the rows of V: query heads that share a KV head share them.
+    """
+
+    grid: Grid
+    clip_grid: Grid | None = None
+    _products: dict[str, Floats] = field(default_factory=dict, init=False)
+
+    def prepare(self, layer: Layer) -> None:
+        """Find the scales of all four stages on the layer as it is, then fold them."""
+        statistics = [InputStatistics(layer.weights[parts[0]].shape[1]) for parts in STAGES]
+        for inputs in layer.all_inputs():
+            for known, piece in zip(statistics, inputs, strict=True):
+                known.add(piece)
+        shared = _heads_that_share(layer)
+        scales = [
+            channel_scales([layer.weights[part] for part in parts], known, self.grid, shared if stage == 1 else None)
+            for stage, (parts, known) in enumerate(zip(STAGES, statistics, strict=True))
+        ]
+        for parts, scale, known in zip(STAGES, scales, statistics, strict=True):
+            metric = (known.hessian / np.outer(scale, scale)).astype(np.float32)
+            for part in parts:
+                layer.weights[part] = layer.weights[part] * scale
+                self._products[part] = metric
+        layer.norms["attn_norm"] = layer.norms["attn_norm"] / scales[0]
+        first = np.unique(shared, return_index=True)[1]
+        layer.weights["attn_v"] = layer.weights["attn_v"] / scales[1][first, None]
+        layer.norms["ffn_norm"] = layer.norms["ffn_norm"] / scales[2]
+        layer.weights["ffn_up"] = layer.weights["ffn_up"] / scales[3][:, None]
+
+    def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        made = {}
+        for part in STAGES[stage]:
+            clipped = self.clip_grid is not None and part not in ("attn_q", "attn_k")
+            grid = self.clip_grid if clipped and self.clip_grid is not None else self.grid
+            made[part] = rtn(layer.weights[part], grid, self._products[part] if clipped else None)
+        return made
+
+
+def _heads_that_share(layer: Layer) -> "np.typing.NDArray[np.intp]":
+    """For each column of `attn_output`, the row of V that it multiplies."""
+    config = layer.config
+    heads = np.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
+    return (heads[:, None] * config.head_dim + np.arange(config.head_dim)).reshape(-1)

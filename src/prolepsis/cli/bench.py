@@ -1,7 +1,6 @@
 """`bench`: how fast a model runs here: one request beside other engines, many at once, or with drafts."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,7 +81,7 @@ def bench(
     if draft != "none":
         bench_drafting(llm, new_tokens, runs, precision, json_)
         return
-    path, vocabulary = str(llm.path), llm.config.vocab_size
+    path, vocabulary, file_mb = str(llm.path), llm.config.vocab_size, llm.model_bytes / 1e6
     del llm
     # Any tokens will do, as long as they differ; speed does not depend on which.
     prompt = [(7919 * i + 13) % vocabulary for i in range(prompt_tokens)]
@@ -90,7 +89,6 @@ def bench(
     job = Job(OURS[precision], path, threads or default_threads(), prompt, new, runs)
     others = [name for name in installed() if name != job.engine]
     results = _measure(job, [job.engine, *(others if peers else [])])
-    file_mb = Path(path).stat().st_size / 1e6
     ours = results.pop(job.engine)
     if json_:
         measured = {name: asdict(speed) for name, speed in results.items()}

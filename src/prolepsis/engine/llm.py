@@ -113,7 +113,7 @@ class LLM:
         self.config = ModelConfig.from_gguf(self._file)
         self._check_context(max_context)
         longest = max_context or min(self.config.max_context, _LONGEST)
-        require_memory(f"the model {self.name}", self.path.stat().st_size)
+        require_memory(f"the model {self.name}", self._file.size)
         self._cache = new_cache(
             self.config,
             dtype=kv_dtype,
@@ -163,6 +163,11 @@ class LLM:
     def fingerprint(self) -> str:
         """Hash of the model file, weights and metadata alike."""
         return self._file.fingerprint()
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model's files."""
+        return self._file.size
 
     @cached_property
     def rope(self) -> RopeSpec:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from prolepsis.errors import ModelFileError
 from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.gguf_parser import NOT_A_MODEL
 
 RopeStyle = Literal["interleaved", "half"]
 
@@ -88,6 +89,9 @@ class ModelConfig:
                 of the wrong type or out of range; the message names the key.
         """
         keys = _Keys(file)
+        other = NOT_A_MODEL.get(keys.text("general.type", default="model"))
+        if other:
+            raise keys.fail(other)
         architecture = keys.text("general.architecture")
         family = ARCHITECTURES.get(architecture)
         if family is None:

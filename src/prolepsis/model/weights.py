@@ -13,7 +13,8 @@ from prolepsis.kernels.qmatmul import Weights
 from prolepsis.kernels.rope_table import inv_freq, rope_table
 from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS
 from prolepsis.model.config import ModelConfig
-from prolepsis.model.gguf_file import GGUFFile, GGUFTensor
+from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.gguf_parser import GGUFTensor
 from prolepsis.quant.packing import pack, packed_bytes
 
 _ALIGNMENT = 64

@@ -218,16 +218,18 @@ def test_unknown_names_list_the_known(name):
         resolve(name)
 
 
-FILES = ["README.md", "m.Q4_K_M.gguf", "m.Q8_0.gguf", "m-IQ4_XS.gguf", "big/m-Q6_K-00001-of-00002.gguf"]
+PARTS = ["big/m-Q6_K-00001-of-00002.gguf", "big/m-Q6_K-00002-of-00002.gguf"]
+FILES = ["README.md", "m.Q4_K_M.gguf", "m.Q8_0.gguf", "m-IQ4_XS.gguf", *PARTS]
 
 
 def test_choosing_among_the_files_of_a_repository():
     assert hub.choose("o/r", FILES, "q4_k_m") == "m.Q4_K_M.gguf"
     assert hub.choose("o/r", FILES, "IQ4_XS") == "m-IQ4_XS.gguf"
     assert hub.choose("o/r", ["a", "only.GGUF"], "") == "only.GGUF"
-    with pytest.raises(InputError, match=r"(?s)3 GGUF files fit; choose one with o/r:QUANT .*m.Q8_0.gguf"):
+    assert hub.choose("o/r", FILES, "q6_k") == hub.choose("o/r", PARTS, "") == PARTS[0]
+    with pytest.raises(InputError, match=r"(?s)4 GGUF files fit; choose one with o/r:QUANT .*m.Q8_0.gguf"):
         hub.choose("o/r", FILES, "")
-    with pytest.raises(InputError, match="no GGUF file of one part fits Q4_K"):
+    with pytest.raises(InputError, match="no GGUF file fits Q4_K;"):
         hub.choose("o/r", FILES, "Q4_K")
     with pytest.raises(InputError, match="holds no GGUF file"):
         hub.choose("o/r", ["README.md"], "")
@@ -251,6 +253,25 @@ def test_repository_names(tmp_path, monkeypatch, name, asked):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert resolve(name) == tmp_path / "f.gguf"
     assert calls == [asked]
+
+
+@pytest.mark.parametrize("name", ["o/r:Q6_K", f"o/r/{PARTS[0]}", f"o/r/{PARTS[1]}"])
+def test_all_parts_of_a_model_are_fetched(tmp_path, monkeypatch, name):
+    import huggingface_hub
+
+    fetched = []
+
+    def download(repo, file):
+        fetched.append(file)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: FILES)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: "f" if file in fetched else None)
+    assert resolve(name) == tmp_path / PARTS[0]
+    assert fetched == PARTS
+    resolve(f"o/r/{PARTS[1]}")
+    assert fetched == PARTS
 
 
 def test_no_connection_is_one_clear_error(monkeypatch):

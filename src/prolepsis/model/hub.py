@@ -8,13 +8,15 @@ from pathlib import Path
 from prolepsis.errors import InputError, ProlepsisError
 
 _LISTED = 40
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_MAX_PARTS = 1_000
 
 
 def fetch(name: str) -> Path:
     """The file for "owner/repo", "owner/repo:QUANT" or "owner/repo/file.gguf", downloaded if need be.
 
-    Once downloaded, a file named in full is found without a connection. Progress goes to standard error.
+    Of a model of several parts all are, and the first is returned. Once downloaded, a file named in full is found
+    without a connection. Progress goes to standard error.
 
     Raises:
         InputError: no such repository or file, or several files fit.
@@ -28,11 +30,14 @@ def fetch(name: str) -> Path:
     repo, _, quant = repo.partition(":")
     repo = f"{owner}/{repo}"
     try:
-        if file and isinstance(cached := try_to_load_from_cache(repo, file), str):
-            return Path(cached)
-        if not file:
+        if file:
+            cached = [try_to_load_from_cache(repo, part) for part in parts(file)]
+            if all(isinstance(part, str) for part in cached):
+                return Path(str(cached[0]))
+        else:
             file = choose(repo, HfApi().list_repo_files(repo), quant)
-        return Path(hf_hub_download(repo, file))
+        fetched = [hf_hub_download(repo, part) for part in parts(file)]
+        return Path(fetched[0])
     except InputError:
         raise
     except (RepositoryNotFoundError, HFValidationError) as error:
@@ -54,21 +59,36 @@ def _missing(name: str, error: Exception) -> ProlepsisError:
     return InputError(f"{name}: the repository has no such file")
 
 
+def parts(file: str) -> list[str]:
+    """All parts of the model that `file` is one part of, by llama.cpp's names for them; else just `file`."""
+    match = _PART.search(file)
+    if match is None:
+        return [file]
+    count = int(match[1])
+    if not 1 <= count <= _MAX_PARTS:
+        raise InputError(f"{file}: names {count} parts, 1 to {_MAX_PARTS} were expected")
+    return [f"{file[: match.start()]}-{i + 1:05d}-of-{match[1]}.gguf" for i in range(count)]
+
+
 def choose(repo: str, files: list[str], quant: str) -> str:
-    """The one GGUF among `files` whose name ends in `quant`, or the only one if `quant` is empty.
+    """The one GGUF among `files` whose name ends in `quant`, or the only one if `quant` is empty. Of a model of several
+    parts it is the first of them.
 
     Raises:
         InputError: none fits, or several do; the message lists them and says how to choose.
     """
-    candidates = sorted(file for file in files if file.lower().endswith(".gguf"))
+    found = sorted(file for file in files if file.lower().endswith(".gguf"))
+    candidates = [file for file in found if file == parts(file)[0]]
     if not candidates:
         raise InputError(f"{repo}: the repository holds no GGUF file")
+    names = {file: _PART.sub(".gguf", file) for file in candidates}
     fitting = [
-        file for file in candidates if not quant or re.search(rf"(^|[-._/]){re.escape(quant)}\.gguf$", file, re.I)
+        file
+        for file in candidates
+        if not quant or re.search(rf"(^|[-._/]){re.escape(quant)}\.gguf$", names[file], re.I)
     ]
-    whole = [file for file in fitting if not _PART.search(file)]
-    if len(whole) == 1:
-        return whole[0]
+    if len(fitting) == 1:
+        return fitting[0]
     listed = "\n  ".join(candidates[:_LISTED] + ["..."] * (len(candidates) > _LISTED))
-    problem = f"{len(whole)} GGUF files fit" if whole else f"no GGUF file of one part fits {quant or 'it'}"
+    problem = f"{len(fitting)} GGUF files fit" if fitting else f"no GGUF file fits {quant}"
     raise InputError(f"{repo}: {problem}; choose one with {repo}:QUANT or {repo}/FILE out of:\n  {listed}")

@@ -111,13 +111,18 @@ class ByteLevelBPE:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def spelled_bytes(self, token: str) -> bytes:
-        """The bytes a token's text stands for.
+        """The bytes a token's text stands for."""
+        return spelled_bytes(token)
 
-        A token with a character that stands for no byte (some files have such tokens as plain text) is its UTF-8.
-        """
-        if all(character in _BYTE_OF for character in token):
-            return token.translate(_TO_LATIN1).encode("latin-1")
-        return token.encode("utf-8")
+
+def spelled_bytes(token: str) -> bytes:
+    """The bytes that the text of a byte-level token stands for.
+
+    A token with a character that stands for no byte (some files have such tokens as plain text) is its UTF-8.
+    """
+    if all(character in _BYTE_OF for character in token):
+        return token.translate(_TO_LATIN1).encode("latin-1")
+    return token.encode("utf-8")
 
 
 def _backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> Backend:

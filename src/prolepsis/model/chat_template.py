@@ -10,7 +10,7 @@ characters come back. Where no message spells a control token nothing is replace
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -54,14 +54,25 @@ class ChatTemplate:
         """
         source = file.metadata.get("tokenizer.chat_template")
         tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+        return ChatTemplate.of(
+            source, str(file.path), tokens, _token(file, "bos_token_id"), _token(file, "eos_token_id")
+        )
+
+    @staticmethod
+    def of(source: object, path: str, tokens: Container[str], bos_token: str, eos_token: str) -> ChatTemplate:
+        """The template `source` of the model at `path`, or what can be assumed where that is None.
+
+        Raises:
+            ModelFileError: as `from_gguf`.
+        """
         if source is None and all(token in tokens for token in _CHATML_TOKENS):
             source = CHATML
         if not isinstance(source, str):
             raise ModelFileError(
-                f"{file.path}: the model has no chat template (tokenizer.chat_template), so it cannot chat; "
+                f"{path}: the model has no chat template (tokenizer.chat_template), so it cannot chat; "
                 "generate from a prompt instead"
             )
-        return ChatTemplate(source, _token(file, "bos_token_id"), _token(file, "eos_token_id"))
+        return ChatTemplate(source, bos_token, eos_token)
 
     @cached_property
     def _compiled(self) -> tuple[BoundedEnvironment, Template]:
@@ -191,11 +202,12 @@ class _Shield:
 
     def encode(self, text: str) -> Iterator[int]:
         """Ids of text rendered from `messages`."""
-        for part in self._tokenizer.split_special(text, parse_special=True):
+        for index, part in enumerate(self._tokenizer.split_special(text, parse_special=True)):
             if isinstance(part, int):
                 yield part
             else:
-                yield from self._tokenizer.encode(part.translate(self._reveal), add_bos=False)
+                revealed = part.translate(self._reveal)
+                yield from self._tokenizer.encode(revealed, add_bos=False, continues=index > 0)
 
     def _protect(self, text: str) -> str:
         at = {match.start() for match in self._starts.finditer(text)} if self._starts else set()

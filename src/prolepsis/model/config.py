@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from prolepsis.errors import ModelFileError
 from prolepsis.model.gguf_file import GGUFFile
@@ -24,7 +25,7 @@ MAX_CONTEXT = 1 << 31
 # What real models stay far within, and what session files can say (`coding.rope`).
 MAX_ROPE_THETA = 1e12
 MIN_ROPE_FACTOR, MAX_ROPE_FACTOR = 1e-3, 1e9
-_MAX_NAME = 256
+MAX_NAME = 256
 
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
@@ -88,7 +89,7 @@ class ModelConfig:
             ModelFileError: the architecture or a RoPE scaling is not supported, or a key is missing,
                 of the wrong type or out of range; the message names the key.
         """
-        keys = _Keys(file)
+        keys = Keys(file.path, file.metadata)
         other = NOT_A_MODEL.get(keys.text("general.type", default="model"))
         if other:
             raise keys.fail(other)
@@ -102,54 +103,50 @@ class ModelConfig:
         hidden_size = keys.integer(f"{prefix}.embedding_length", MAX_WIDTH)
         num_heads = keys.integer(f"{prefix}.attention.head_count", MAX_HEADS)
         num_kv_heads = keys.integer(f"{prefix}.attention.head_count_kv", MAX_HEADS, default=num_heads)
-        if num_heads % num_kv_heads:
-            raise keys.fail(
-                f"{prefix}.attention.head_count = {num_heads} is not a multiple of "
-                f"{prefix}.attention.head_count_kv = {num_kv_heads}"
-            )
+        counts = f"{prefix}.attention.head_count"
+        checked_heads(keys, counts, num_heads, f"{counts}_kv", num_kv_heads)
         head_dim = _head_dim(keys, prefix, hidden_size, num_heads)
-        norm_eps = keys.number(f"{prefix}.attention.layer_norm_rms_epsilon")
-        if norm_eps >= 1:
-            raise keys.fail(f"{prefix}.attention.layer_norm_rms_epsilon = {norm_eps}, expected less than 1")
         _refuse_experts(keys, prefix)
         return ModelConfig(
             architecture=architecture,
-            name=keys.text("general.name", default=file.path.stem)[:_MAX_NAME],
-            vocab_size=_vocab_size(keys, hidden_size),
+            name=keys.text("general.name", default=file.path.stem)[:MAX_NAME],
+            vocab_size=_vocab_size(keys, file, hidden_size),
             hidden_size=hidden_size,
             intermediate_size=keys.integer(f"{prefix}.feed_forward_length", MAX_WIDTH),
             num_layers=keys.integer(f"{prefix}.block_count", MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            norm_eps=norm_eps,
-            rope=_rope(keys, prefix, head_dim, family.rope_style),
+            norm_eps=keys.fraction(f"{prefix}.attention.layer_norm_rms_epsilon"),
+            rope=_rope(keys, file, prefix, head_dim, family.rope_style),
             max_context=keys.integer(f"{prefix}.context_length", MAX_CONTEXT),
             tied_embeddings="output.weight" not in file.tensors,
         )
 
 
-class _Keys:
-    """Typed look-ups in a file's metadata whose errors name the file and the key."""
+class Keys:
+    """Typed look-ups in a file's metadata whose errors name the file and the key; `what` the file calls them."""
 
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
+    def __init__(self, path: Path, values: dict[str, Any], what: str = "metadata key") -> None:
+        self.path = path
+        self.values = values
+        self.what = what
 
     def fail(self, problem: str) -> ModelFileError:
-        return ModelFileError(f"{self.file.path}: {problem}")
+        return ModelFileError(f"{self.path}: {problem}")
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self.file.metadata.get(key, default)
+        value = self.values.get(key, default)
         if value is None:
-            raise self.fail(f"metadata key {key} is missing")
+            raise self.fail(f"{self.what} {key} is missing")
         if not isinstance(value, str):
             raise self.fail(f"{key} = {value!r}, expected a string")
         return value
 
     def integer(self, key: str, limit: int, default: int | None = None) -> int:
-        value = self.file.metadata.get(key, default)
+        value = self.values.get(key, default)
         if value is None:
-            raise self.fail(f"metadata key {key} is missing")
+            raise self.fail(f"{self.what} {key} is missing")
         if isinstance(value, list):
             # Some converters write one value a layer; the decoder has one shape for all layers.
             if not value or any(item != value[0] for item in value):
@@ -160,17 +157,40 @@ class _Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.file.metadata.get(key, default)
+        value = self.values.get(key, default)
         if value is None:
-            raise self.fail(f"metadata key {key} is missing")
+            raise self.fail(f"{self.what} {key} is missing")
         if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
             raise self.fail(f"{key} = {value!r}, expected a positive finite number")
         return float(value)
 
+    def fraction(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value >= 1:
+            raise self.fail(f"{key} = {value}, expected less than 1")
+        return value
 
-def _head_dim(keys: _Keys, prefix: str, hidden_size: int, num_heads: int) -> int:
+
+def checked_heads(keys: Keys, key: str, num_heads: int, kv_key: str, num_kv_heads: int) -> None:
+    """Raise ModelFileError unless heads of queries share those of keys evenly."""
+    if num_heads % num_kv_heads:
+        raise keys.fail(f"{key} = {num_heads} is not a multiple of {kv_key} = {num_kv_heads}")
+
+
+def checked_rope(keys: Keys, theta_key: str, rope: RopeConfig) -> RopeConfig:
+    """`rope`; raises ModelFileError where a number in it is out of range."""
+    if not 1 <= rope.theta <= MAX_ROPE_THETA:
+        raise keys.fail(f"{theta_key} = {rope.theta}, expected 1 to {MAX_ROPE_THETA:g}")
+    for factor in (rope.scaling_factor, *(rope.frequency_factors or ())):
+        if not MIN_ROPE_FACTOR <= factor <= MAX_ROPE_FACTOR:
+            within = f"{MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}"
+            raise keys.fail(f"the RoPE scaling factor {factor} is not within {within}")
+    return rope
+
+
+def _head_dim(keys: Keys, prefix: str, hidden_size: int, num_heads: int) -> int:
     key_length, value_length = f"{prefix}.attention.key_length", f"{prefix}.attention.value_length"
-    if key_length in keys.file.metadata:
+    if key_length in keys.values:
         head_dim = keys.integer(key_length, MAX_HEAD_DIM)
     elif hidden_size % num_heads:
         raise keys.fail(
@@ -186,9 +206,9 @@ def _head_dim(keys: _Keys, prefix: str, hidden_size: int, num_heads: int) -> int
     return head_dim
 
 
-def _vocab_size(keys: _Keys, hidden_size: int) -> int:
+def _vocab_size(keys: Keys, file: GGUFFile, hidden_size: int) -> int:
     """Rows of the embedding: the number of token ids the model knows, whatever the metadata claims."""
-    embedding = keys.file.tensors.get("token_embd.weight")
+    embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise keys.fail("tensor 'token_embd.weight' is missing")
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden_size:
@@ -196,13 +216,13 @@ def _vocab_size(keys: _Keys, hidden_size: int) -> int:
     return embedding.shape[0]
 
 
-def _refuse_experts(keys: _Keys, prefix: str) -> None:
+def _refuse_experts(keys: Keys, prefix: str) -> None:
     key = f"{prefix}.expert_count"
-    if keys.file.metadata.get(key, 0) != 0:
-        raise keys.fail(f"{key} = {keys.file.metadata[key]!r}: mixture-of-experts models are not supported")
+    if keys.values.get(key, 0) != 0:
+        raise keys.fail(f"{key} = {keys.values[key]!r}: mixture-of-experts models are not supported")
 
 
-def _rope(keys: _Keys, prefix: str, head_dim: int, style: RopeStyle) -> RopeConfig:
+def _rope(keys: Keys, file: GGUFFile, prefix: str, head_dim: int, style: RopeStyle) -> RopeConfig:
     dim_key = f"{prefix}.rope.dimension_count"
     dim = keys.integer(dim_key, MAX_HEAD_DIM, default=head_dim)
     if dim % 2 or dim > head_dim:
@@ -217,15 +237,11 @@ def _rope(keys: _Keys, prefix: str, head_dim: int, style: RopeStyle) -> RopeConf
         factor = keys.number(f"{prefix}.rope.scaling.factor", default=legacy)
     theta_key = f"{prefix}.rope.freq_base"
     theta = keys.number(theta_key, default=10_000.0)
-    if not 1 <= theta <= MAX_ROPE_THETA:
-        raise keys.fail(f"{theta_key} = {theta}, expected 1 to {MAX_ROPE_THETA:g}")
-    if not MIN_ROPE_FACTOR <= factor <= MAX_ROPE_FACTOR:
-        raise keys.fail(f"the RoPE scaling factor {factor} is not within {MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}")
-    return RopeConfig(theta, dim, style, factor, _frequency_factors(keys, dim))
+    return checked_rope(keys, theta_key, RopeConfig(theta, dim, style, factor, _frequency_factors(keys, file, dim)))
 
 
-def _frequency_factors(keys: _Keys, dim: int) -> tuple[float, ...] | None:
-    tensor = keys.file.tensors.get(ROPE_FACTORS_TENSOR)
+def _frequency_factors(keys: Keys, file: GGUFFile, dim: int) -> tuple[float, ...] | None:
+    tensor = file.tensors.get(ROPE_FACTORS_TENSOR)
     if tensor is None:
         return None
     if tensor.type_name != "F32" or tensor.shape != (dim // 2,):

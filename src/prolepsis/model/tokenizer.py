@@ -22,7 +22,7 @@ from prolepsis.model.sentencepiece_bpe import SentencePieceBPE
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 # Control tokens that end a turn or a text, whichever of them the file declares as its EOS.
-_ENDING_TEXTS = frozenset(
+ENDING_TEXTS = frozenset(
     ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<EOT>")
 )
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -67,6 +67,7 @@ class Tokenizer:
     """The tokenizer of one model.
 
     Attributes:
+        tokens: text of each, in the vocabulary's own spelling.
         vocab_size: number of tokens in the file; ids run from 0 to `vocab_size - 1`.
         bos_id: id of the token that begins a text, or None.
         eos_ids: ids that end generation; may be empty.
@@ -90,7 +91,7 @@ class Tokenizer:
         self.eos_ids = eos_ids
         self.add_bos = add_bos
         self.add_space_prefix = model.add_space_prefix
-        self._tokens = tokens
+        self.tokens = tokens
         self._model = model
         kinds = {index: kind for index, kind in enumerate(types) if kind != NORMAL and tokens[index]}
         self.special_tokens = {tokens[i]: i for i, kind in kinds.items() if kind in (CONTROL, UNKNOWN)}
@@ -113,11 +114,14 @@ class Tokenizer:
         except ModelFileError as error:
             raise ModelFileError(f"{file.path}: {error}") from None
 
-    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_bos: bool | None = None, continues: bool = False
+    ) -> list[int]:
         """Token ids of `text`.
 
         `parse_special`: text that spells a control token becomes that token; without it, it stays text.
         `add_bos`: put the BOS token first; None does what the model file says.
+        `continues`: the text follows a control token, so it is not the beginning of a text.
 
         Raises:
             InputError: `text` has an unpaired surrogate, or a BOS is asked for and the model has none.
@@ -127,6 +131,11 @@ class Tokenizer:
             if self.bos_id is None:
                 raise InputError("add_bos was asked for, but the model has no BOS token")
             ids.append(self.bos_id)
+        require_encodable(text)
+        return ids + self._text_ids(text, parse_special, continues)
+
+    def _text_ids(self, text: str, parse_special: bool, continues: bool) -> list[int]:
+        ids: list[int] = []
         for part in self.split_special(text, parse_special=parse_special):
             if isinstance(part, int):
                 ids.append(part)
@@ -140,13 +149,7 @@ class Tokenizer:
         Raises:
             InputError: `text` has an unpaired surrogate.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text cannot be encoded: unpaired surrogate U+{ord(text[error.start]):04X} at "
-                f"position {error.start}"
-            ) from None
+        require_encodable(text)
         matcher = self._any_special if parse_special else self._any_user_defined
         if matcher is None:
             return [text] if text else []
@@ -170,7 +173,7 @@ class Tokenizer:
         """
         if not 0 <= token_id < self.vocab_size:
             raise InputError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
-        token = self._tokens[token_id]
+        token = self.tokens[token_id]
         return token.encode("utf-8") if token_id in self._literal_ids else self._model.spelled_bytes(token)
 
     def decoded_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
@@ -191,6 +194,16 @@ class Tokenizer:
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one at a time."""
         return StreamDecoder(self, skip_special)
+
+
+def require_encodable(text: str) -> None:
+    """Raise InputError for text with an unpaired surrogate, which no UTF-8 can say."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text cannot be encoded: unpaired surrogate U+{ord(text[error.start]):04X} at position {error.start}"
+        ) from None
 
 
 def _matcher(literals: Iterable[str]) -> re.Pattern[str] | None:
@@ -259,7 +272,7 @@ def _types(metadata: dict[str, Any], tokens: list[str]) -> list[int]:
     """The kind of each token; where the file says nothing, only tokens that end a text are special."""
     types = metadata.get("tokenizer.ggml.token_type")
     if types is None:
-        return [CONTROL if token in _ENDING_TEXTS else NORMAL for token in tokens]
+        return [CONTROL if token in ENDING_TEXTS else NORMAL for token in tokens]
     if not isinstance(types, list) or len(types) != len(tokens) or type(types[0]) is not int:
         raise ModelFileError(f"tokenizer.ggml.token_type does not give one number for each of {len(tokens)} tokens")
     return types
@@ -282,5 +295,5 @@ def _flag(metadata: dict[str, Any], key: str, default: bool) -> bool:
 
 def _eos_ids(metadata: dict[str, Any], vocabulary: dict[str, int], types: list[int]) -> frozenset[int]:
     declared = {_token_id(metadata, name, len(types)) for name in _ENDING_KEYS} - {None}
-    known = {vocabulary[text] for text in _ENDING_TEXTS if text in vocabulary}
+    known = {vocabulary[text] for text in ENDING_TEXTS if text in vocabulary}
     return frozenset(i for i in declared if i is not None) | {i for i in known if types[i] == CONTROL}

@@ -64,7 +64,7 @@ class Exl2Matrix:
         self.name = f"{name} (EXL2)"
         self._words = tensors.q_weight.view(np.uint32)
         self.shape = (self._words.shape[1], columns)
-        self.order = self._checked_order(tensors.q_invperm)
+        self.order: NDArray[np.int32] | None = self._checked_order(tensors.q_invperm)
         groups = self._checked_groups(tensors.q_groups.view(np.uint16))
         self._runs = _runs(groups)
         for run in self._runs:

@@ -46,7 +46,7 @@ class GroupedMatrix:
             scales, exponent = half_scales(scales)
         self._scales: NDArray[np.float16] = scales.view(np.float16)
         self.name, self.shape, self.order = name, shape, order
-        self.forms = (Form(f"INT{bits}", shape[1], group, exponent),)
+        self.forms: tuple[Form, ...] = (Form(f"INT{bits}", shape[1], group, exponent),)
         self._codes, self._zeros = codes, zeros
 
     def read(self, rows: Rows) -> list[Codes | Words]:

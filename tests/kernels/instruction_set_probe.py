@@ -17,12 +17,13 @@ HOST, PROBE = "of_the_host", "of_the_probe"  # folders of session files
 
 
 def short(directory):
-    """A product with four weight types and an attention call for each cache dtype."""
+    """A product with four weight types, an attention call for each cache dtype, and weights quantised."""
     from attention_cases import Case
     from weight_cases import activations, pack_weights, random_blocks
 
     from prolepsis.kernels.qmatmul import multiply_tiles, quantise
     from prolepsis.kernels.rows import DTYPES
+    from prolepsis.quant.rounding import rounded_codes
 
     rng = np.random.default_rng(0)
     weights = pack_weights([(name, random_blocks(name, 48, 256, rng)) for name in ("Q4_1", "Q8_0", "Q6_K", "F16")])
@@ -38,6 +39,9 @@ def short(directory):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)
         if dtype not in ("bf16", "fp16"):
             yield from stored_heads(rng, dtype)
+    for kind in ("Q4_K", "IQ4_XS", "Q8_0"):
+        codes = rounded_codes(kind, rng.standard_normal((20, 256)).astype(np.float32), np.linspace(0, 3, 256, dtype="f"))
+        yield from (array for array in codes if array is not None)
 
 
 def stored_heads(rng, dtype):

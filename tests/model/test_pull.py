@@ -208,8 +208,10 @@ def test_paths(tmp_path, monkeypatch):
     for missing in ("./y.gguf", "~/absent", "sub/y.gguf", str(tmp_path / "y"), "a\0b.gguf"):
         with pytest.raises(ModelFileError, match="no such file"):
             resolve(missing)
-    with pytest.raises(ModelFileError, match="is a directory"):
+    with pytest.raises(ModelFileError, match=r"is a directory without config.json"):
         resolve(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["", "gpt5", "smollm2", "a//b", "a b/c", "x" * 5_000])
@@ -272,6 +274,59 @@ def test_all_parts_of_a_model_are_fetched(tmp_path, monkeypatch, name):
     assert fetched == PARTS
     resolve(f"o/r/{PARTS[1]}")
     assert fetched == PARTS
+
+
+CONFIGS = ["config.json", "tokenizer.json"]
+CHECKPOINT = ["README.md", *CONFIGS, "model-1.bin", "onnx/model.safetensors", "run.py"]
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+INSIDE = ["d/m.safetensors", "d/config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "needed", "found"),
+    [
+        ("o/r", ["model.safetensors", *SHARDS], [*CONFIGS, "model.safetensors"], ""),
+        ("o/r", [*SHARDS, "consolidated.safetensors"], [*CONFIGS, *SHARDS], ""),
+        ("o/r/b.safetensors", ["a.safetensors", "b.safetensors"], [*CONFIGS, "b.safetensors"], "b.safetensors"),
+        ("o/r/d/m.safetensors", INSIDE, INSIDE, "d/m.safetensors"),
+    ],
+)
+def test_of_a_checkpoint_only_what_is_read_is_fetched(tmp_path, monkeypatch, name, files, needed, found):
+    import huggingface_hub
+
+    asked = []
+
+    def download(repo, *, allow_patterns):
+        asked.append((repo, sorted(allow_patterns)))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: [*CHECKPOINT, *files])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve(name) == tmp_path / found
+    assert asked == [("o/r", sorted(needed))]
+
+
+def test_a_gguf_file_is_preferred_to_a_checkpoint(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: [*CHECKPOINT, *SHARDS, "m.gguf"])
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: str(tmp_path / file))
+    assert resolve("o/r") == tmp_path / "m.gguf"
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: CHECKPOINT)
+    with pytest.raises(InputError, match="neither a GGUF file nor a checkpoint in safetensors"):
+        resolve("o/r")
+
+
+def test_a_cached_checkpoint_needs_no_connection(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def offline(*args):
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", offline)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: str(tmp_path / file))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, *, local_files_only: str(tmp_path))
+    assert resolve("o/r") == tmp_path
 
 
 def test_no_connection_is_one_clear_error(monkeypatch):

@@ -19,7 +19,7 @@ from prolepsis.model.decoder import PRECISIONS
 err = Console(stderr=True)
 """Everything but results goes here, so that standard output can be piped."""
 
-_MODEL = "A GGUF file, a registered name (smollm2:135m), or a Hugging Face repository."
+_MODEL = "A GGUF file, a directory of a checkpoint, a registered name (smollm2:135m), or a Hugging Face repository."
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
 ModelOption = Annotated[str, typer.Option(help=_MODEL)]
 ContextOption = Annotated[int | None, typer.Option(help="Longest sequence, in tokens. Default: what the model allows.")]

@@ -15,7 +15,14 @@ from prolepsis.model.chat_template import ChatTemplate
 from prolepsis.model.checkpoint_weights import CheckpointWeights, Quantization
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.hf_config import config_from_hf, require_shapes
-from prolepsis.model.hf_tokenizer import TOKENIZER, HFTokenizer, load_tokenizer, token_text, tokenizer_settings
+from prolepsis.model.hf_tokenizer import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    HFTokenizer,
+    load_tokenizer,
+    token_text,
+    tokenizer_settings,
+)
 from prolepsis.model.safetensors_file import check_index, open_tensors, read_json, shard_files
 from prolepsis.quant.matrix import Matrix
 
@@ -146,6 +153,16 @@ class Checkpoint:
 def is_checkpoint(path: Path) -> bool:
     """Whether `path` is meant as a checkpoint: a directory, or a safetensors file."""
     return path.is_dir() or path.suffix == ".safetensors"
+
+
+def files_of(names: list[str], chosen: str = "") -> list[str]:
+    """Those of a directory's files that a checkpoint needs, `chosen` for the weights if it is one of several."""
+    configs = (CONFIG, GENERATION_CONFIG, *_OLD_CONFIGS, TOKENIZER, TOKENIZER_CONFIG, _TEMPLATE)
+    whole = chosen if chosen and not _PART.search(chosen) else _WEIGHTS
+    if whole in names:
+        return [name for name in names if name in configs or name == whole]
+    weights = [name for name in names if name.endswith((".safetensors", _INDEX[1:])) and not name.startswith(_OTHER)]
+    return [name for name in names if name in configs or name in weights]
 
 
 def _weight_files(directory: Path, chosen: Path | None) -> tuple[Path | None, list[Path]]:

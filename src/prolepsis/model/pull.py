@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prolepsis.errors import InputError, ModelFileError, ProlepsisError
+from prolepsis.model.checkpoint import CONFIG
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -78,17 +79,20 @@ def resolve(name: str, *, progress: Progress | None = None) -> Path:
     """The model file that `name` stands for, fetched first if it is not on this machine.
 
     `name` is a path; or a name of `REGISTRY`; or a Hugging Face repository, as "owner/repo",
-    "owner/repo:QUANT" or "owner/repo/file.gguf". A path that exists wins. Downloads may be interrupted at any
+    "owner/repo:QUANT", "owner/repo/file.gguf" or "owner/repo/file.safetensors". A path that exists wins; a directory is
+    that of a Hugging Face checkpoint. Downloads may be interrupted at any
     time and repeated; several at once wait for one another. Nothing is written to standard output.
 
     Raises:
         InputError: the name is none of these, or the repository does not hold one such file.
-        ModelFileError: a path that does not exist, or is a directory.
+        ModelFileError: a path that does not exist, or a directory without a config.json.
         ProlepsisError: the download failed, or what came is not what was expected.
     """
     path = Path(os.path.expanduser(name))
-    if os.path.isdir(path):
-        raise ModelFileError(f"{path}: is a directory, expected a GGUF file")
+    if os.path.isdir(path) and not os.path.exists(path / CONFIG):
+        raise ModelFileError(
+            f"{path}: is a directory without {CONFIG}, expected a GGUF file or the directory of a checkpoint"
+        )
     if os.path.exists(path):
         return path
     if name in REGISTRY:
@@ -100,14 +104,17 @@ def resolve(name: str, *, progress: Progress | None = None) -> Path:
 
         return fetch(name)
     raise InputError(
-        f"unknown model {name!r}; known are {', '.join(sorted(REGISTRY))}, a path to a GGUF file, "
-        "and Hugging Face repositories as owner/repo, owner/repo:QUANT or owner/repo/file.gguf"
+        f"unknown model {name!r}; known are {', '.join(sorted(REGISTRY))}, a path to a GGUF file or to the "
+        "directory of a checkpoint, and Hugging Face repositories as owner/repo, owner/repo:QUANT or "
+        "owner/repo/file.gguf"
     )
 
 
 def _is_path(name: str) -> bool:
     """Whether a name of nothing that exists can only have been meant as a path."""
-    return name.startswith((".", "~", os.sep)) or (name.lower().endswith(".gguf") and name.count("/") < 2)
+    return name.startswith((".", "~", os.sep)) or (
+        name.lower().endswith((".gguf", ".safetensors")) and name.count("/") < 2
+    )
 
 
 def _from_wheel(name: str, model: WheelModel, progress: Progress | None) -> Path:

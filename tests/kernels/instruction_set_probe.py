@@ -39,8 +39,9 @@ def short(directory):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)
         if dtype not in ("bf16", "fp16"):
             yield from stored_heads(rng, dtype)
+    importance = np.linspace(0, 3, 256, dtype=np.float32)
     for kind in ("Q4_K", "IQ4_XS", "Q8_0"):
-        codes = rounded_codes(kind, rng.standard_normal((20, 256)).astype(np.float32), np.linspace(0, 3, 256, dtype="f"))
+        codes = rounded_codes(kind, rng.standard_normal((20, 256)).astype(np.float32), importance)
         yield from (array for array in codes if array is not None)
 
 

@@ -85,6 +85,15 @@ def parse(path: Path) -> Part:
     return _Parser(path, _map(path)).parse()
 
 
+def is_old_imatrix(head: bytes) -> bool:
+    """Whether a file that begins so is an i-matrix of llama.cpp from before these were GGUF: a count, then the length
+    of a tensor's name and the name."""
+    if len(head) < 8:
+        return False
+    length = _U32.unpack_from(head, 4)[0]
+    return 0 < length <= MAX_KEY_BYTES and head[8 : 8 + length].endswith(b".weight")
+
+
 def _map(path: Path) -> mmap.mmap:
     """Map `path` read-only, or say why that cannot be done."""
     try:
@@ -171,7 +180,7 @@ class _Parser:
     def read_header(self) -> None:
         magic = self.raw[:4]
         if magic != MAGIC:
-            if self.is_old_imatrix():
+            if is_old_imatrix(self.raw[: 8 + MAX_KEY_BYTES]):
                 raise self.fail(NOT_A_MODEL["imatrix"])
             raise self.fail(f"not a GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
         self.pos = 4
@@ -183,13 +192,6 @@ class _Parser:
         if swapped < version:
             raise self.fail("big-endian GGUF; only little-endian files are read, convert it (gguf-convert-endian)")
         raise self.fail(f"GGUF version {version}; versions {readable} are read here, convert the model again")
-
-    def is_old_imatrix(self) -> bool:
-        """Whether this is what llama.cpp wrote before its i-matrices were GGUF: a count, a length, a tensor's name."""
-        if self.size < 8:
-            return False
-        length = _U32.unpack_from(self.raw, 4)[0]
-        return length <= MAX_KEY_BYTES and self.raw[8 : 8 + length].endswith(b".weight")
 
     def read_metadata(self, count: int) -> tuple[dict[str, Any], dict[str, slice]]:
         metadata: dict[str, Any] = {}

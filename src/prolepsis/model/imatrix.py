@@ -63,7 +63,7 @@ def _floats(file: GGUFFile, tensor: GGUFTensor) -> NDArray[np.float32]:
 
 
 def _read_old(path: Path, raw: bytes) -> dict[str, NDArray[np.float32]]:
-    found = {}
+    found: dict[str, NDArray[np.float32]] = {}
     try:
         (entries,) = struct.unpack_from("<i", raw)
         at = 4
@@ -71,7 +71,7 @@ def _read_old(path: Path, raw: bytes) -> dict[str, NDArray[np.float32]]:
             (length,) = struct.unpack_from("<I", raw, at)
             name, at = raw[at + 4 : at + 4 + length].decode(), at + 4 + length
             calls, columns = struct.unpack_from("<iI", raw, at)
-            found[name] = np.frombuffer(raw, "<f4", columns, at + 8) / np.float32(max(calls, 1))
+            found[name] = np.frombuffer(raw, np.float32, columns, at + 8) / np.float32(max(calls, 1))
             at += 8 + 4 * columns
     except (struct.error, ValueError) as error:
         raise ModelFileError(f"{path}: the i-matrix is truncated or damaged: {error}") from None

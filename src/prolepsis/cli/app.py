@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models
+from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity
 
 app = typer.Typer(
     name="prolepsis",
@@ -20,7 +20,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("pull")(models.pull)
 app.command("bench")(bench.bench)
-app.command("ppl")(models.ppl)
+app.command("ppl")(perplexity.ppl)
 app.command("calibrate")(calibrate.calibrate_)
 app.command("warmup")(models.warmup)
 kv_app.command("save")(kv.save)

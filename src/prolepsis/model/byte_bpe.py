@@ -105,7 +105,7 @@ class ByteLevelBPE:
         Raises:
             ModelFileError: a merge is not two tokens of the vocabulary whose joined text is a token.
         """
-        self._backend = _backend(vocabulary, merges, pre)
+        self._backend = new_backend(vocabulary, merges, pre)
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -125,7 +125,8 @@ def spelled_bytes(token: str) -> bytes:
     return token.encode("utf-8")
 
 
-def _backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> Backend:
+def new_backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer) -> Backend:
+    """The library's tokenizer: text in, ids out. Raises ModelFileError for a merge that does not fit."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]

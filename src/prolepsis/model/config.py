@@ -81,6 +81,14 @@ class ModelConfig:
     max_context: int
     tied_embeddings: bool
 
+    @property
+    def num_weights(self) -> int:
+        """Weights in all matrices; a tied embedding counts once."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = self.hidden_size * (2 * query + 2 * key + 3 * self.intermediate_size)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * layer + embeddings
+
     @staticmethod
     def from_gguf(file: GGUFFile) -> ModelConfig:
         """Read and check the configuration of `file`.

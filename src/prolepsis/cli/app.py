@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity
+from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity, quantize
 
 app = typer.Typer(
     name="prolepsis",
@@ -21,6 +21,7 @@ app.command("chat")(chat.chat)
 app.command("pull")(models.pull)
 app.command("bench")(bench.bench)
 app.command("ppl")(perplexity.ppl)
+app.command("quantize")(quantize.quantize)
 app.command("calibrate")(calibrate.calibrate_)
 app.command("warmup")(models.warmup)
 kv_app.command("save")(kv.save)

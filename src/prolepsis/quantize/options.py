@@ -1,0 +1,96 @@
+"""What a user may choose of a quantisation, checked, and what follows from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.errors import InputError
+from prolepsis.model.config import ModelConfig
+from prolepsis.quant.grid import BlockGrid, Grid, IntegerGrid
+from prolepsis.quantize.gguf_rounding import Rounding
+from prolepsis.quantize.layer import shapes
+from prolepsis.quantize.methods import Awq, Gptq, Rtn
+from prolepsis.quantize.walk import Method
+
+METHODS = ("rtn", "gptq", "awq")
+FORMATS = ("safetensors", "gguf")
+BITS = (2, 3, 4, 8)
+GROUPS = (128, 64, 32)
+"""Sizes of groups that are tried where none is given, the first that divides all rows."""
+
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
+"""GGUF types with scales of their own for each 32 columns, which every method can make."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """method: one of `METHODS`. bits, group: of the codes; group 0 is a whole row, None the largest of `GROUPS` that
+    fits. symmetric: no zero points; None: what the method's files usually have. act_order: for gptq. samples, length:
+    how many pieces of how many tokens of the calibration texts; seed: which. gguf_type: for GGUF files, else None.
+    """
+
+    method: str = "gptq"
+    bits: int = 4
+    group: int | None = None
+    symmetric: bool | None = None
+    act_order: bool = True
+    samples: int = 128
+    length: int = 512
+    seed: int = 0
+    gguf_type: str | None = None
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the method looks at activations."""
+        return self.method != "rtn"
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether codes have no zero points: by default all but AWQ's, as other tools have it."""
+        return self.method != "awq" if self.symmetric is None else self.symmetric
+
+    def check(self) -> None:
+        """Raise InputError for values that cannot be, or not together."""
+        for flag, value, choices in (("--method", self.method, METHODS), ("--bits", self.bits, BITS)):
+            if value not in choices:
+                raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
+        for flag, number, least in (("--samples", self.samples, 1), ("--length", self.length, 2)):
+            if number < least:
+                raise InputError(f"{flag} must be at least {least}, not {number}")
+        if self.group is not None and (self.group < 0 or self.group % 32):
+            raise InputError(f"--group-size must be a multiple of 32, or 0 for whole rows, not {self.group}")
+        if self.gguf_type is not None and self.method != "rtn" and self.gguf_type not in BLOCK_TYPES:
+            raise InputError(
+                f"--method {self.method} makes the types {', '.join(BLOCK_TYPES)} of GGUF, not {self.gguf_type}, whose "
+                "scales are coded together; choose one of those, or --method rtn"
+            )
+
+    def grid(self, config: ModelConfig, search: bool = False) -> Grid:
+        """What codes of the layers' matrices are worth. Raises InputError for groups that do not divide their rows."""
+        if self.gguf_type is not None:
+            return BlockGrid(self.gguf_type, search)
+        return IntegerGrid(self.bits, self.fitting_group(config), self.is_symmetric, search)
+
+    def fitting_group(self, config: ModelConfig) -> int:
+        """The size of a group. Raises InputError where it does not divide the rows of all matrices."""
+        widths = sorted({columns for _, columns in shapes(config).values()})
+        if self.group is None:
+            return next(group for group in GROUPS if _divides(group, widths))
+        if self.group and not _divides(self.group, widths):
+            fits = ", ".join(str(group) for group in (256, *GROUPS) if _divides(group, widths))
+            raise InputError(
+                f"--group-size {self.group} does not divide the rows of this model, which have "
+                f"{' and '.join(map(str, widths))} columns; choose one of {fits}, or 0 for whole rows"
+            )
+        return self.group
+
+    def walker(self, config: ModelConfig) -> Method:
+        """The method, ready for `walk`."""
+        if self.method == "gptq":
+            return Gptq(self.grid(config), self.act_order and self.gguf_type is None)
+        if self.method == "awq":
+            return Awq(self.grid(config), self.grid(config, search=True))
+        return Rtn(self.grid(config)) if self.gguf_type is None else Rounding(self.gguf_type)
+
+
+def _divides(group: int, widths: Sequence[int]) -> bool:
+    return all(width % group == 0 for width in widths)

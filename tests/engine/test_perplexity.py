@@ -1,11 +1,13 @@
 """Perplexity in windows against the same sum in float64 over all logits."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from test_generate import log_softmax, logits_after
 
 from prolepsis import LLM
-from prolepsis.engine.perplexity import measure_perplexity
+from prolepsis.engine.perplexity import compare, measure_perplexity
 from prolepsis.errors import InputError
 
 
@@ -21,6 +23,18 @@ def test_windows_are_scored_from_their_second_token(llm: LLM, count: int, contex
     assert outcome.tokens == len(terms)
     assert outcome.nats == pytest.approx(-np.mean(terms), rel=1e-12)
     assert outcome.perplexity == pytest.approx(np.exp(-np.mean(terms)), rel=1e-12)
+
+
+def test_a_comparison_is_that_of_all_log_probabilities(llm: LLM, tiny: Path) -> None:
+    other = LLM(tiny.with_name("F16.gguf"), max_context=512)
+    tokens = [(37 * i + i * i) % 1024 for i in range(300)]
+    p, q = (log_softmax(logits_after(each, tokens))[:-1] for each in (llm, other))
+    outcome = compare(llm.runner, other.runner, tokens, 300)
+    assert outcome.kl == pytest.approx((np.exp(p) * (p - q)).sum(axis=1).mean(), rel=1e-9)
+    assert outcome.same_top == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
+    assert outcome.reference == measure_perplexity(llm.runner, tokens, 300)
+    assert outcome.model == measure_perplexity(other.runner, tokens, 300)
+    assert compare(llm.runner, llm.runner, tokens, 64).kl == 0
 
 
 def test_progress_reaches_the_end(llm: LLM) -> None:

@@ -16,7 +16,7 @@ from prolepsis.quantize.options import BITS, FORMATS, METHODS, Options
 from prolepsis.quantize.original import Original
 from prolepsis.quantize.report import Report
 
-_DEFAULT_TYPE = "Q4_1"
+_DEFAULT_TYPE = "Q4_K"
 _FEW_TOKENS = 4096
 
 
@@ -35,7 +35,7 @@ def quantize(
         str,
         typer.Option(
             help="rtn: each weight to the nearest. gptq: columns make up for each other's errors. awq: columns that "
-            "matter are scaled up first. All but rtn need --calibration."
+            "matter are scaled up first. All but rtn need --calibration; rtn to a GGUF type is better with it."
         ),
     ] = "gptq",
     bits: Annotated[int | None, typer.Option(help=f"Of a weight: {', '.join(map(str, BITS))}. Default: 4.")] = None,
@@ -103,7 +103,7 @@ def quantize(
         except KeyboardInterrupt:
             note(f"stopped; the same command goes on with the layers that are done ({output}.part)")
             raise
-    if options.needs_texts and report.tokens < _FEW_TOKENS:
+    if texts and report.tokens < _FEW_TOKENS:
         note(f"{report.tokens} tokens are few to calibrate on; some 50,000 do better", "yellow")
     if json_:
         print_json(report.as_json())

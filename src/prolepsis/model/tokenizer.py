@@ -110,7 +110,7 @@ class Tokenizer:
                 supported (named, with what is), or its tokenizer metadata contradicts itself.
         """
         try:
-            return _from_metadata(file.metadata)
+            return from_metadata(file.metadata)
         except ModelFileError as error:
             raise ModelFileError(f"{file.path}: {error}") from None
 
@@ -212,7 +212,8 @@ def _matcher(literals: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
 
 
-def _from_metadata(metadata: dict[str, Any]) -> Tokenizer:
+def from_metadata(metadata: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describe. Raises ModelFileError as `Tokenizer.from_gguf`."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None or kind in ("none", "no_vocab"):
         raise ModelFileError("the file holds no tokenizer (tokenizer.ggml.model); give token ids instead of text")

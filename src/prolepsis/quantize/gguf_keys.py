@@ -17,7 +17,7 @@ _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 def model_keys(config: ModelConfig) -> dict[str, Any]:
     """Shapes and constants: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
-    keys = {
+    keys: dict[str, Any] = {
         "block_count": config.num_layers,
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,

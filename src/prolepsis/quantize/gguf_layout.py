@@ -19,15 +19,12 @@ from prolepsis.quantize.layouts import Floats, gathered, row_chunks
 from prolepsis.quantize.stored import Stored
 from prolepsis.store import replace_file
 
-TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16")
+TYPES = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16")
 """What matrices can be written as."""
 
-FINE = {
-    "Q4_0": "Q8_0",
-    "Q4_1": "Q8_0",
-}
-"""What the embedding and the head become where the layers have fewer bits, as llama.cpp's mixes have it. Other types
-are for the whole model."""
+_COARSE = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K")
+_FINE = "Q6_K"
+"""What the embedding and the head become where the layers have fewer bits, as in llama.cpp's own mixes."""
 
 _SPARE = "Q8_0"  # where rows are no multiple of 256
 
@@ -63,7 +60,7 @@ class GGUFLayout:
 
     def embedding(self, name: str, matrix: Matrix) -> Stored:
         """See `Layout`."""
-        kind = FINE.get(self.type_name, self.type_name)
+        kind = _FINE if self.type_name in _COARSE else self.type_name
         if matrix.shape[1] % block_size(kind)[0]:
             kind = _SPARE
         raw = gathered(row_chunks(matrix), lambda rows: _bytes(rounded(kind, rows)))
@@ -79,7 +76,7 @@ class GGUFLayout:
 
     def _type_keys(self) -> dict[str, Any]:
         """What the file says of how it is quantised, for those who ask."""
-        mixed = {"Q4_K": "Q4_K_M"}.get(self.type_name, self.type_name)
+        mixed = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}.get(self.type_name, self.type_name)
         name = f"MOSTLY_{mixed}"
         return {"general.file_type": int(LlamaFileType[name]), "general.quantization_version": GGML_QUANT_VERSION}
 

@@ -96,7 +96,9 @@ def _layout(original: Original, options: Options) -> Layout:
 
 def _tokens(original: Original, options: Options, texts: Sequence[str]) -> NDArray[np.int64] | None:
     """Calibration tokens, int64 [pieces, length]."""
-    if not options.needs_texts:
+    if texts and not options.uses_texts:
+        raise InputError(f"--calibration: --method {options.method} does not look at texts; leave it out")
+    if not texts and not options.needs_texts:
         return None
     if not texts:
         raise InputError(

@@ -17,7 +17,7 @@ BITS = (2, 3, 4, 8)
 GROUPS = (128, 64, 32)
 """Sizes of groups that are tried where none is given, the first that divides all rows."""
 
-BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """GGUF types with scales of their own for each 32 columns, which every method can make."""
 
 
@@ -42,6 +42,11 @@ class Options:
     def needs_texts(self) -> bool:
         """Whether the method looks at activations."""
         return self.method != "rtn"
+
+    @property
+    def uses_texts(self) -> bool:
+        """Whether it can: rounding to a GGUF type can weigh errors by them."""
+        return self.needs_texts or self.gguf_type is not None
 
     @property
     def is_symmetric(self) -> bool:

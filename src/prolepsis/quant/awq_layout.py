@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
-from prolepsis.quant.bit_words import pack_words, take_codes
+from prolepsis.quant.bit_words import pack_words
 from prolepsis.quant.grouped_matrix import GroupedMatrix, Rows, Scales, group_size
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 BITS = 4
 SYMMETRIC = 8
-_PLACES = np.argsort(ORDER)
 Int32 = NDArray[np.int32]
 
 
@@ -40,11 +39,11 @@ def awq_matrix(
     group = group_size(name, columns, groups, declared_group)
 
     def codes(some: Rows) -> NDArray[np.uint8]:
-        return unpack_awq(qweight, some).T
+        return unpack_awq(qweight, some)
 
     def zeros(some: Rows) -> NDArray[np.uint8]:
         assert qzeros is not None
-        return unpack_awq(qzeros, some).T
+        return unpack_awq(qzeros, some)
 
     return GroupedMatrix(
         f"{name} (AWQ, {BITS} bits, groups of {group})",
@@ -58,9 +57,14 @@ def awq_matrix(
 
 
 def unpack_awq(words: Int32, rows: Rows) -> NDArray[np.uint8]:
-    """Codes or zero points of some outputs: int32 [n, all rows / 8] to uint8 [n, rows]."""
-    octet, place = np.divmod(rows, len(ORDER))
-    return take_codes(words.view(np.uint32), octet * len(ORDER) + _PLACES[place], BITS)
+    """Codes or zero points of some outputs: int32 [n, all rows / 8] to uint8 [rows, n]."""
+    octets, of = np.unique(rows // len(ORDER), return_inverse=True)
+    raw = np.ascontiguousarray(words[:, octets].T).view(np.uint8).reshape(len(octets), -1, len(ORDER) * BITS // 8)
+    codes = np.empty((len(octets), len(ORDER), len(words)), np.uint8)
+    for byte, pair in enumerate(zip(ORDER[::2], ORDER[1::2], strict=True)):
+        np.bitwise_and(raw[:, :, byte], 15, out=codes[:, pair[0]])
+        np.right_shift(raw[:, :, byte], 4, out=codes[:, pair[1]])
+    return codes[of, rows % len(ORDER)]
 
 
 def pack_awq(codes: NDArray[np.uint8]) -> Int32:

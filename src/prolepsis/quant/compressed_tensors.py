@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
-from prolepsis.quant.bit_words import WORD
+from prolepsis.quant.bit_words import WORD, unpack_words
 from prolepsis.quant.gptq_layout import grouping
 from prolepsis.quant.grouped_matrix import GroupedMatrix, Read, Rows, Scales
 
@@ -70,6 +70,8 @@ def int8_matrix(
 
 def unpack_rows(packed: Int32, bits: int, columns: int) -> NDArray[np.uint8]:
     """Codes of rows of words: int32 [rows, words] to uint8 [rows, columns]."""
+    if WORD % bits == 0:
+        return unpack_words(packed.view(np.uint32), bits)[:, :columns]
     shifts = np.arange(WORD // bits, dtype=np.uint32) * np.uint32(bits)
     codes = packed.view(np.uint32)[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
     return codes.reshape(len(packed), -1)[:, :columns].astype(np.uint8)

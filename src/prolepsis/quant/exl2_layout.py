@@ -78,10 +78,10 @@ class Exl2Matrix:
         parts: list[Codes | Words] = []
         for run in self._runs:
             end = run.first_word + run.columns * run.bits // WORD
-            codes = unpack_words(self._words[run.first_word : end, rows], run.bits).T
+            codes = unpack_words(self._words[run.first_word : end, rows].T, run.bits)
             scales = self._scales[run.first_group : run.first_group + len(run.sizes), rows].T
             zeros = np.full(scales.shape, 1 << run.bits - 1, np.uint8)
-            parts.append(Codes(np.ascontiguousarray(codes), np.ascontiguousarray(scales), zeros=zeros))
+            parts.append(Codes(codes, np.ascontiguousarray(scales), zeros=zeros))
         return parts
 
     def _checked_order(self, inverse: Int32) -> NDArray[np.int32]:

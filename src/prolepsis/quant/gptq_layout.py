@@ -58,7 +58,7 @@ def gptq_matrix(
         zeros = tensors.qzeros.view(np.uint32)
 
     def codes(some: Rows) -> NDArray[np.uint8]:
-        return unpack_words(qweight[:, some], bits).T
+        return unpack_words(qweight[:, some].T, bits)
 
     def zero_points(some: Rows) -> NDArray[np.uint8]:
         assert zeros is not None

@@ -53,7 +53,7 @@ class GroupedMatrix:
         """See `Matrix.read`."""
         codes = self._codes(rows)
         if self.order is not None:
-            codes = codes[:, self.order]
+            codes = np.take(codes, self.order, axis=1)
         scales: NDArray[np.float16] = np.ascontiguousarray(self._scales[rows])
         if not np.isfinite(scales).all():
             raise ModelFileError(f"{self.name}: a scale is not a finite number")

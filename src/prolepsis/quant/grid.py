@@ -5,7 +5,7 @@ columns, and a `Steps` says what its codes are worth in each row.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,13 @@ SHRINKS = tuple(1 - 0.025 * i for i in range(1, 21))
 class Steps(NamedTuple):
     """What the codes of a group are worth: `scales * (code - zeros) + minimums`, where zeros may be a kind's bias.
 
-    scales, minimums: float16 [rows]; zeros: uint8 [rows]. Absent parts are None.
+    scales, minimums: float16 [rows], times 2 ** exponent; zeros: uint8 [rows]. Absent parts are None.
     """
 
     scales: NDArray[np.float16]
     zeros: NDArray[np.uint8] | None = None
     minimums: NDArray[np.float16] | None = None
+    exponent: int = 0
 
 
 class Grid(Protocol):
@@ -50,7 +51,7 @@ class Grid(Protocol):
 
 def nearest(kind: str, steps: Steps, values: Floats) -> tuple[NDArray[np.uint8], Floats]:
     """Codes of the numbers nearest to `values` [..., rows], and those numbers."""
-    scales = steps.scales.astype(np.float32)
+    scales = np.ldexp(steps.scales.astype(np.float32), steps.exponent)
     if steps.minimums is not None:
         offset = steps.minimums.astype(np.float32)
     else:
@@ -94,7 +95,7 @@ class IntegerGrid:
             low = -high
         if not self.search:
             return self._steps(low, high)
-        return _searched(self.kind, values, metric, [self._steps(low * p, high * p) for p in (1.0, *SHRINKS)])
+        return searched(self.kind, values, metric, [self._steps(low * p, high * p) for p in (1.0, *SHRINKS)])
 
     def _steps(self, low: Floats, high: Floats) -> Steps:
         top = np.float32(2**self.bits - 1)
@@ -115,7 +116,7 @@ class BlockGrid:
 
     def fit(self, values: Floats, metric: Floats | None = None) -> Steps:
         shares = (1.0, *SHRINKS) if self.search else (1.0,)
-        return _searched(self.kind, values, metric, [self._steps(values, np.float32(share)) for share in shares])
+        return searched(self.kind, values, metric, [self._steps(values, np.float32(share)) for share in shares])
 
     def _steps(self, values: Floats, share: np.float32) -> Steps:
         kind = KINDS[self.kind]
@@ -130,16 +131,20 @@ class BlockGrid:
         return Steps(np.where(largest > 0, -scales, scales))
 
 
-def _searched(kind: str, values: Floats, metric: Floats | None, choices: list[Steps]) -> Steps:
-    """Of `choices`, the one with the least error in each row."""
+def searched(kind: str, values: Floats, metric: Floats | None, choices: list[Steps]) -> Steps:
+    """Of `choices`, the one with the least error in each row. Exponents are those of the first."""
     if len(choices) == 1:
         return choices[0]
     best = np.argmin([errors(kind, steps, values, metric) for steps in choices], axis=0)
 
-    def picked(fields: tuple[NDArray[np.generic] | None, ...]) -> NDArray[np.generic] | None:
-        return None if fields[0] is None else np.choose(best, np.stack(fields))  # type: ignore[arg-type]
+    def picked(fields: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+        present = [field for field in fields if field is not None]
+        return np.stack(present)[best, np.arange(len(best))] if present else None
 
-    return Steps(*(picked(fields) for fields in zip(*choices, strict=True)))  # type: ignore[arg-type]
+    scales = picked([steps.scales for steps in choices])
+    assert scales is not None
+    zeros, minimums = picked([steps.zeros for steps in choices]), picked([steps.minimums for steps in choices])
+    return Steps(scales, zeros, minimums, choices[0].exponent)
 
 
 def _halves(scales: Floats) -> NDArray[np.float16]:

@@ -1,12 +1,13 @@
 """Round to nearest: each weight by itself."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.kernels.kinds import FREE, KINDS
 from prolepsis.quant.grid import Grid, Steps, nearest
 from prolepsis.quant.matrix import Codes, Form, HeldMatrix
 
@@ -60,15 +61,17 @@ def held(
     """The matrix of `codes` uint8 [columns, rows], whose groups in each span have `steps`."""
     forms, parts, begin = [], [], 0
     for span, found in zip(spans, steps, strict=True):
-        scales, zeros, minimums = (_side_by_side(fields) for fields in zip(*found, strict=True))
-        free = zeros is not None
-        forms.append(Form(span.grid.kind, span.columns, span.group if free else 0))
+        scales = np.stack([each.scales for each in found], axis=1)
+        zeros = _side_by_side([each.zeros for each in found])
+        minimums = _side_by_side([each.minimums for each in found])
+        group = span.group if KINDS[span.grid.kind].group == FREE else 0
+        forms.append(Form(span.grid.kind, span.columns, group, found[0].exponent))
         block = np.ascontiguousarray(codes[begin : begin + span.columns].T)
-        parts.append(Codes(block, scales, minimums, zeros))  # type: ignore[arg-type]
+        parts.append(Codes(block, scales, minimums, zeros))
         begin += span.columns
     return HeldMatrix((codes.shape[1], begin), tuple(forms), tuple(parts), order)
 
 
-def _side_by_side(fields: tuple[NDArray[np.generic] | None, ...]) -> NDArray[np.generic] | None:
+def _side_by_side(fields: list[NDArray[Any] | None]) -> NDArray[Any] | None:
     present = [field for field in fields if field is not None]
     return np.stack(present, axis=1) if present else None

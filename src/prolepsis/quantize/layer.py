@@ -4,7 +4,7 @@ Touvron et al. 2023, arXiv:2302.13971: RMSNorm, rotary position embeddings, grou
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ class Layer:
     weights: dict[str, Floats]
     norms: dict[str, Floats]
     hidden: Floats | None
-    _attended: bool = field(default=False, init=False)
 
     @classmethod
     def read(cls, source: Source, config: ModelConfig, index: int, hidden: Floats | None) -> "Layer":
@@ -61,7 +60,10 @@ class Layer:
         return cls(config, index, weights, norms, hidden)
 
     def inputs(self, stage: int) -> Iterator[Floats]:
-        """The input of a stage, with the weights that the layer has now: pieces of float32 [tokens, columns]."""
+        """The input of a stage, with the weights that the layer has now: pieces of float32 [tokens, columns].
+
+        For stages of the MLP, `attend` comes first.
+        """
         for piece in self._pieces():
             yield _rows(self._attention_input(piece, stage) if stage < 2 else self._mlp_input(piece, stage))
 
@@ -76,12 +78,9 @@ class Layer:
         """Add attention to the hidden states: its weights are what they will be."""
         for piece in self._pieces():
             piece += self._attention_input(piece, 1) @ self.weights["attn_output"].T
-        self._attended = True
 
-    def finish(self) -> None:
-        """Add to the hidden states what is missing of the layer."""
-        if not self._attended:
-            self.attend()
+    def feed(self) -> None:
+        """Add the MLP to the hidden states, which have attention: the layer is done."""
         for piece in self._pieces():
             piece += self._mlp_input(piece, 3) @ self.weights["ffn_down"].T
 
@@ -101,14 +100,12 @@ class Layer:
         return x if stage == 0 else self._attention(x)
 
     def _mlp_input(self, piece: Floats, stage: int) -> Floats:
-        if not self._attended:
-            piece = piece + self._attention_input(piece, 1) @ self.weights["attn_output"].T
         x = _normalised(piece, self.norms["ffn_norm"], self._eps)
         return x if stage == 2 else self._gated(x)
 
     def _gated(self, x: Floats) -> Floats:
         gate = x @ self.weights["ffn_gate"].T
-        return gate / (1 + np.exp(-gate)) * (x @ self.weights["ffn_up"].T)
+        return gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * (x @ self.weights["ffn_up"].T)
 
     def _attention(self, x: Floats) -> Floats:
         """What the heads see, float32 [sequences, length, heads * head dim]."""

@@ -1,6 +1,6 @@
 """The ways to quantise a layer: each an object that `walk` asks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,28 @@ def statistics_of(inputs: Iterator[Floats], columns: int) -> InputStatistics:
     for piece in inputs:
         out.add(piece)
     return out
+
+
+def all_statistics(layer: Layer) -> list[InputStatistics]:
+    """Statistics of the inputs of all stages of a layer that is not begun."""
+    out = [InputStatistics(layer.weights[parts[0]].shape[1]) for parts in STAGES]
+    for inputs in layer.all_inputs():
+        for known, piece in zip(out, inputs, strict=True):
+            known.add(piece)
+    return out
+
+
+def quantised_stage(
+    layer: Layer, stage: int, spans: Callable[[str, int], list[Span]], act_order: bool, damping: float
+) -> dict[str, HeldMatrix]:
+    """GPTQ of the matrices of a stage, by part. spans: the grids of a part that has so many columns."""
+    parts = STAGES[stage]
+    columns = layer.weights[parts[0]].shape[1]
+    hessian = statistics_of(layer.inputs(stage), columns).hessian
+    factor = factorised(hessian, act_order, damping, tensor_name(layer.index, parts[0]))
+    return {
+        part: gptq(layer.weights[part], factor, spans(part, columns), tensor_name(layer.index, part)) for part in parts
+    }
 
 
 @dataclass
@@ -47,13 +69,12 @@ class Gptq:
         """Statistics are taken stage by stage."""
 
     def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
-        parts = STAGES[stage]
-        columns = layer.weights[parts[0]].shape[1]
-        statistics = statistics_of(layer.inputs(stage), columns)
-        name = tensor_name(layer.index, parts[0])
-        factor = factorised(statistics.hessian, self.act_order, self.damping, name)
-        spans = [Span(columns, self.grid)]
-        return {part: gptq(layer.weights[part], factor, spans, tensor_name(layer.index, part)) for part in parts}
+        """See `Method`."""
+
+        def spans(part: str, columns: int) -> list[Span]:
+            return [Span(columns, self.grid)]
+
+        return quantised_stage(layer, stage, spans, self.act_order, self.damping)
 
 
 @dataclass
@@ -65,14 +86,11 @@ class Awq:
 
     grid: Grid
     clip_grid: Grid | None = None
-    _products: dict[str, Floats] = field(default_factory=dict, init=False)
+    _metrics: dict[str, Floats] = field(default_factory=dict, init=False)
 
     def prepare(self, layer: Layer) -> None:
         """Find the scales of all four stages on the layer as it is, then fold them."""
-        statistics = [InputStatistics(layer.weights[parts[0]].shape[1]) for parts in STAGES]
-        for inputs in layer.all_inputs():
-            for known, piece in zip(statistics, inputs, strict=True):
-                known.add(piece)
+        statistics = all_statistics(layer)
         shared = _heads_that_share(layer)
         scales = [
             channel_scales([layer.weights[part] for part in parts], known, self.grid, shared if stage == 1 else None)
@@ -82,7 +100,7 @@ class Awq:
             metric = (known.hessian / np.outer(scale, scale)).astype(np.float32)
             for part in parts:
                 layer.weights[part] = layer.weights[part] * scale
-                self._products[part] = metric
+                self._metrics[part] = metric
         layer.norms["attn_norm"] = layer.norms["attn_norm"] / scales[0]
         first = np.unique(shared, return_index=True)[1]
         layer.weights["attn_v"] = layer.weights["attn_v"] / scales[1][first, None]
@@ -94,7 +112,7 @@ class Awq:
         for part in STAGES[stage]:
             clipped = self.clip_grid is not None and part not in ("attn_q", "attn_k")
             grid = self.clip_grid if clipped and self.clip_grid is not None else self.grid
-            made[part] = rtn(layer.weights[part], grid, self._products[part] if clipped else None)
+            made[part] = rtn(layer.weights[part], grid, self._metrics[part] if clipped else None)
         return made
 
 

@@ -91,7 +91,7 @@ def walk(
                 layer.attend()
             if progress is not None:
                 progress(len(STAGES) * (index - start) + stage + 1, stages)
-        layer.finish()
+        layer.feed()
         if hidden is not None and not np.isfinite(hidden).all():
             raise ModelFileError(f"layer {index} makes numbers that are not finite of the calibration texts")
         changed = {

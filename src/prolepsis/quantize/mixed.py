@@ -1,0 +1,146 @@
+"""Bits where they count: measure what each matrix loses at several sizes, then choose under a budget (ExLlamaV2).
+
+A measuring walk (`Measure`) leaves the model as it is; `choose` takes its errors to recipes; `Mixed` quantises by them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from prolepsis.kernels.kinds import KINDS
+from prolepsis.model.config import ModelConfig
+from prolepsis.quant.allocation import Allocation, allocate
+from prolepsis.quant.exl2_grid import ProductGrid
+from prolepsis.quant.gptq import factorised, gptq
+from prolepsis.quant.matrix import HeldMatrix, whole
+from prolepsis.quant.rtn import Span
+from prolepsis.quantize.layer import STAGES, Floats, Layer, shapes, tensor_name
+from prolepsis.quantize.methods import all_statistics, quantised_stage
+
+_CELL = 32
+_SCALE_BITS, _GROUP_BITS, _ORDER_BITS = 4, 48, 32  # of EXL2: for a row and group; for a group; for a column
+_SAMPLE = 512  # tokens that errors of a layer's output are taken from
+
+
+class Recipe(NamedTuple):
+    """How a matrix is held. bits, group: of its columns; wider: share of them, the first, with one bit more."""
+
+    bits: int
+    group: int
+    wider: float = 0.0
+
+    def spans(self, columns: int) -> list[Span]:
+        """The columns in the order of their importance."""
+        first = min(round(columns * self.wider / _CELL), columns // _CELL - 1) * _CELL
+        wide, narrow = (ProductGrid(bits, self.group) for bits in (self.bits + 1, self.bits))
+        return [span for span in (Span(first, wide), Span(columns - first, narrow)) if span.columns]
+
+    def size(self, rows: int, columns: int) -> int:
+        """Bits in an EXL2 file."""
+        total = _ORDER_BITS * columns
+        for span in self.spans(columns):
+            groups = -(-span.columns // self.group)
+            total += span.columns * rows * KINDS[span.grid.kind].bits + groups * (rows * _SCALE_BITS + _GROUP_BITS)
+        return total
+
+
+RECIPES = (
+    Recipe(2, 64),
+    Recipe(2, 64, 0.125),
+    Recipe(3, 64),
+    Recipe(3, 64, 0.125),
+    Recipe(4, 128),
+    Recipe(4, 32),
+    Recipe(5, 128),
+    Recipe(6, 128),
+    Recipe(8, 128),
+)
+
+
+@dataclass
+class Measure:
+    """A method that changes nothing: what each matrix loses by each recipe.
+
+    errors: of the last layer, by canonical name, for each recipe: mean over tokens of |change of the hidden state|^2 /
+    |hidden state|^2, behind attention for its matrices and behind the layer for those of the MLP.
+    """
+
+    recipes: Sequence[Recipe] = RECIPES
+    damping: float = 0.01
+    errors: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    def prepare(self, layer: Layer) -> None:
+        """Measure all matrices of `layer`."""
+        self.errors = {}
+        probes = _probes(layer)
+        for stage, (parts, known) in enumerate(zip(STAGES, all_statistics(layer), strict=True)):
+            factor = factorised(known.hessian, True, self.damping, tensor_name(layer.index, parts[0]))
+            for part in parts:
+                name = tensor_name(layer.index, part)
+                weight = layer.weights[part]
+                made = [gptq(weight, factor, recipe.spans(known.columns), name) for recipe in self.recipes]
+                self.errors[name] = [probes[stage // 2](part, whole(matrix)) for matrix in made]
+
+    def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        """Nothing: the walk goes on with the weights as they are."""
+        return {}
+
+
+@dataclass
+class Mixed:
+    """GPTQ by the recipe of each matrix, by canonical name."""
+
+    recipes: Mapping[str, Recipe]
+    damping: float = 0.01
+
+    def prepare(self, layer: Layer) -> None:
+        """Statistics are taken stage by stage."""
+
+    def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        """See `Method`."""
+
+        def spans(part: str, columns: int) -> list[Span]:
+            return self.recipes[tensor_name(layer.index, part)].spans(columns)
+
+        return quantised_stage(layer, stage, spans, True, self.damping)
+
+
+def choose(
+    config: ModelConfig, errors: Mapping[str, Sequence[float]], bits: float, recipes: Sequence[Recipe] = RECIPES
+) -> tuple[dict[str, Recipe], Allocation]:
+    """Recipes with the least sum of `errors`, by canonical name, that take `bits` a weight on average, all overhead
+    counted. Raises InputError where that is too few.
+    """
+    known = shapes(config)
+    sizes = [[recipe.size(*known[name.split(".")[2]]) for recipe in recipes] for name in errors]
+    weights = sum(int(np.prod(known[name.split(".")[2]])) for name in errors)
+    found = allocate(sizes, list(errors.values()), int(bits * weights))
+    return {name: recipes[option] for name, option in zip(errors, found.choice, strict=True)}, found
+
+
+def _probes(layer: Layer) -> list[Callable[[str, Floats], float]]:
+    """For attention and for the MLP: what the hidden states change when one matrix is replaced."""
+    assert layer.hidden is not None
+    hidden = layer.hidden[: max(1, _SAMPLE // layer.hidden.shape[1])]
+    attended = _after(Layer.attend, layer, hidden, {})
+    return [_probe(Layer.attend, layer, hidden), _probe(Layer.feed, layer, attended)]
+
+
+def _probe(run: Callable[[Layer], None], layer: Layer, hidden: Floats) -> Callable[[str, Floats], float]:
+    right = _after(run, layer, hidden, {})
+    norm = np.square(right).sum(axis=-1)
+
+    def error(part: str, weight: Floats) -> float:
+        missed = _after(run, layer, hidden, {part: weight}) - right
+        return float((np.square(missed).sum(axis=-1) / norm).mean())
+
+    return error
+
+
+def _after(run: Callable[[Layer], None], layer: Layer, hidden: Floats, changed: dict[str, Floats]) -> Floats:
+    """What `run` makes of `hidden` with changed weights."""
+    out = hidden.copy()
+    run(replace(layer, weights=layer.weights | changed, hidden=out))
+    return out

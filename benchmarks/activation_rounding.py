@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prolepsis import LLM
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.rows import LARGEST_QUANT
-from prolepsis.kernels.tile import CELL
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 

@@ -95,7 +95,7 @@ def points(llm: LLM, calibration: CalibrationSample, tried: bool) -> Iterator[Po
         yield Point("twin-int8, open loop", fit_twin(calibration, network, "twin-int8", open_loop=True))
         for name, edit in EDITS.items():
             groups = network.groups.copy()
-            edit(groups.reshape(-1, GROUPS, 4))
+            edit(groups.reshape(-1, GROUPS, 5))
             changed = replace(network, groups=groups)
             yield Point(f"twin-int8, {name}", fit_twin(calibration, changed, "twin-int8"))
     yield Point("twin-int8a16", calibrate(llm, calibration, "twin-int8a16").profile)

@@ -82,7 +82,7 @@ def test_weights_are_the_targets_where_they_are_small_enough(mixed: Model) -> No
     for variant in VARIANTS:
         profile = mixed.twin(variant).network
         assert profile is not None
-        groups = profile.groups.reshape(-1, GROUPS, 4)
+        groups = profile.groups.reshape(-1, GROUPS, 5)
         assert (groups[:, KV, 2] == TARGETS).all()
         assert (groups[:, KV, 3] == 1).all()
         assert (groups[:, QUERY, 3] == (variant == "twin-int8a16")).all()

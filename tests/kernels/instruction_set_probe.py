@@ -19,21 +19,16 @@ HOST, PROBE = "of_the_host", "of_the_probe"  # folders of session files
 def short(directory):
     """A product with four weight types, an attention call for each cache dtype, and weights quantised."""
     from attention_cases import Case
-    from weight_cases import activations, pack_weights, random_blocks
+    from weight_cases import activations, multiplied, pack_weights, random_blocks
 
-    from prolepsis.kernels.qmatmul import multiply_tiles, quantise
     from prolepsis.kernels.rows import DTYPES
     from prolepsis.quant.rounding import rounded_codes
 
     rng = np.random.default_rng(0)
     weights = pack_weights([(name, random_blocks(name, 48, 256, rng)) for name in ("Q4_1", "Q8_0", "Q6_K", "F16")])
     x = rng.standard_normal((13, 256)).astype(np.float32)
-    held, out = activations(x), np.zeros((13, 192), np.float32)
     for in_bytes in (False, True):
-        for row in range(13):
-            quantise(held, row, 256, in_bytes)
-        multiply_tiles(weights, 0, 4, 0, 12, held, 13, out.reshape(-1), 192, in_bytes)
-        yield out
+        yield multiplied(weights, 0, 4, activations(x), 13, in_bytes)
     for dtype in DTYPES:
         for fast in (False, True):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)

@@ -16,12 +16,12 @@ multiply-add a column (float kinds), or at most two a cell of 32 columns after e
 
 import numpy as np
 import pytest
-from weight_cases import activations, dequantised, joined, magnitudes, pack_weights, random_blocks
+from weight_cases import activations, dequantised, joined, magnitudes, multiplied, pack_weights, random_blocks
 
-from prolepsis.kernels.qmatmul import count_tiles, multiply_tiles, quantise
-from prolepsis.kernels.tile import CELL, KINDS, PLANES
+from prolepsis.kernels.cells import CELL, PLANES
 
 U = 2.0**-24
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q6_K", "F16", "BF16", "F32")
 FLOAT_KINDS = ("F16", "BF16", "F32")
 QUANTISED_KINDS = tuple(name for name in KINDS if name not in FLOAT_KINDS)
 BATCHES = (*range(1, 14), 256)
@@ -31,14 +31,7 @@ def product(weights, first, count, x, in_bytes=False):
     """x @ matrix^T for `count` matrices side by side, and the quantised activations: scales, and scale * q."""
     rows, columns = x.shape
     held = activations(x)
-    for row in range(rows):
-        quantise(held, row, columns, in_bytes)
-    stride = int(weights.matrices[first : first + count, 4].sum())
-    out = np.full((rows, stride), np.nan, np.float32)
-    tiles = count_tiles(weights, first, count)
-    cut = tiles // 2  # in two shares, as two threads would
-    for begin, share in ((0, cut), (cut, tiles - cut)):
-        multiply_tiles(weights, first, count, begin, share, held, rows, out.reshape(-1), stride, in_bytes)
+    out = multiplied(weights, first, count, held, rows, in_bytes)
     scales = held.records.view(np.float32).reshape(rows, columns // CELL, -1)[..., 0].astype(np.float64)
     quants = held.quants.reshape(rows, columns // CELL, PLANES, CELL)[:, :, 0] if in_bytes else joined(held.quants)
     quants = quants.reshape(rows, columns // CELL, CELL).astype(np.float64)

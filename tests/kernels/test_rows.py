@@ -5,8 +5,8 @@ import pytest
 from numba import njit
 from weight_cases import joined
 
+from prolepsis.kernels.cells import CELL, PLANES, RECORD
 from prolepsis.kernels.rows import LARGEST_QUANT, add_row, gate_row, norm_row, quantise_row, rotate_head
-from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 U = 2.0**-24
 

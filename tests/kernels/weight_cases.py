@@ -2,10 +2,13 @@
 
 import gguf
 import numpy as np
+from numba import njit
 
-from prolepsis.kernels.qmatmul import Activations, Weights
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, PLANES, RECORD
-from prolepsis.quant.packing import pack, packed_bytes
+from prolepsis.kernels.cells import CELL, PLANES, RECORD
+from prolepsis.kernels.products import need
+from prolepsis.kernels.qmatmul import KIND, NATURAL, ROWS, Activations, count_tiles, multiply_tiles, quantise
+from prolepsis.quant.gguf_types import matrix_of
+from prolepsis.quant.matrices import Placed, packed
 
 # Byte offsets of the float16 fields of a block: the scale and, for Q4_1, the minimum.
 HALF_FIELDS = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q6_K": (208,)}
@@ -42,19 +45,39 @@ def magnitudes(type_name, raw):
 
 
 def pack_weights(matrices, orders=None):
-    """`Weights` of [(type name, GGUF bytes)], side by side in the output."""
-    table, packed, offset, column = [], [], 0, 0
-    for i, (type_name, raw) in enumerate(matrices):
-        rows, columns = dequantised(type_name, raw).shape
-        out = np.empty(packed_bytes(type_name, rows, columns), np.uint8)
-        pack(type_name, raw, rows, columns, orders[i] if orders else None, out)
-        padded = -(-rows // 16) * 16
-        tile_bytes = columns // CELL * CELL_BYTES[KINDS[type_name]]
-        table.append((KINDS[type_name], offset, tile_bytes, columns, padded, column))
-        packed.append(out)
-        offset += out.size
-        column += padded
-    return Weights(np.concatenate(packed), np.array(table, np.int64))
+    """`Weights` of [(type name, GGUF bytes)], side by side in the output; orders: of the rows of each."""
+    shapes = [dequantised(*one).shape for one in matrices]
+    read = [matrix_of("a matrix", name, shape, raw) for (name, raw), shape in zip(matrices, shapes, strict=True)]
+    return side_by_side(read, orders)
+
+
+def side_by_side(matrices, orders=None):
+    """`Weights` of matrices, one beside the other in the output."""
+    placed, column = [], 0
+    for i, matrix in enumerate(matrices):
+        placed.append(Placed(matrix, column, orders[i] if orders else None))
+        column += -(-matrix.shape[0] // 16) * 16
+    return packed(placed)
+
+
+def multiplied(weights, first, count, held, rows, in_bytes=False, order=NATURAL):
+    """Product of `count` matrices with rows of `activations`, which it quantises: float32 [rows, columns]."""
+    need(weights.matrices[:, KIND], in_bytes)
+    columns = len(held.x) // rows
+    for row in range(rows):
+        quantise(held, row, columns, in_bytes, weights.orders, order)
+    stride = int(weights.matrices[first : first + count, ROWS].sum())
+    out = np.full((rows, stride), np.nan, np.float32)
+    tiles = count_tiles(weights, first, count)
+    cut = tiles // 2  # in two shares, as two threads would
+    for begin, share in ((0, cut), (cut, tiles - cut)):
+        _multiply(weights, first, count, begin, share, held, rows, out.reshape(-1), stride, in_bytes)
+    return out
+
+
+@njit(cache=True)
+def _multiply(weights, first, count, begin, share, held, rows, out, stride, in_bytes):
+    multiply_tiles(weights, first, count, begin, share, held, rows, out, stride, in_bytes)
 
 
 def activations(x):

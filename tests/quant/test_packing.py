@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from weight_cases import HALF_FIELDS, dequantised, pack_weights, random_blocks
 
-from prolepsis.kernels.qmatmul import unpack_row
-from prolepsis.kernels.tile import CELL_BYTES, KINDS
+from prolepsis.kernels.unpacking import unpack_row
+from prolepsis.quant.matrix import Form
 from prolepsis.quant.packing import packed_bytes
+
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q6_K", "F16", "BF16", "F32")
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
@@ -76,9 +78,8 @@ def test_every_16_bit_pattern_as_a_weight(type_name):
 
 @pytest.mark.parametrize("type_name", KINDS)
 def test_size_is_that_of_the_file_and_padding(type_name):
-    """Packing costs nothing but rows up to a multiple of 16, and Q6_K's scale kept in every cell of 32."""
+    """Packing costs nothing but rows up to a multiple of 16."""
     raw = random_blocks(type_name, 16, 256, np.random.default_rng(4))
-    extra = 7 * 2 * 16 if type_name == "Q6_K" else 0
-    assert packed_bytes(type_name, 16, 256) == raw.size + extra
-    assert packed_bytes(type_name, 17, 256) == 2 * packed_bytes(type_name, 16, 256)
-    assert packed_bytes(type_name, 1, 32) == CELL_BYTES[KINDS[type_name]]
+    form = Form(type_name, 256)
+    assert packed_bytes(form, 16) == raw.size
+    assert packed_bytes(form, 17) == 2 * packed_bytes(form, 16)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from drafting import Target
 
+from prolepsis.kernels.cells import CODES
 from prolepsis.kernels.qmatmul import KIND
-from prolepsis.kernels.tile import KINDS
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.quant.matrices import unpacked
 from prolepsis.speculate.twin import TwinDrafter
@@ -70,7 +70,7 @@ def test_wide_weights_are_rounded(target):
     """Most to 4 bits, the projections to K and V and the embedding, which is the head, to 8."""
     plan = target.decoder.plan
     twin = twin_plan(plan)
-    kinds = [name for kind in twin.weights.matrices[:, KIND] for name, code in KINDS.items() if code == kind]
+    kinds = [name for kind in twin.weights.matrices[:, KIND] for name, code in CODES.items() if code == kind]
     assert kinds == ["Q4_1", "Q8_0", "Q8_0", "Q4_1", "Q4_1", "Q4_1", "Q4_1"] * 3 + ["Q8_0"]
     assert (twin.fast, twin.embedding) == (True, twin.groups[-1, 0])
     for matrix, kind in enumerate(kinds):

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import DType, quantise, to_float, to_scalars
+from prolepsis.kernels.cells import CELL, CODES
 from prolepsis.kernels.forward import DOWN, GATE_UP, QKV, Plan
-from prolepsis.kernels.qmatmul import KIND, ROWS, unpack_rows
-from prolepsis.kernels.tile import CELL, KINDS
+from prolepsis.kernels.qmatmul import KIND, ROWS
+from prolepsis.kernels.unpacking import unpack_rows
 from prolepsis.quant.matrices import packed, rounded, unpacked
 
 Floats = NDArray[np.float32]
@@ -30,12 +31,12 @@ class Precision(NamedTuple):
 
     activations: those that enter the products of a layer, but for K and V; integers have a step for each cell of 32.
     rounds_to: a type that weights are rounded to, but for those of K and V and those of kinds that it `keeps`
-    (`tile.KINDS`).
+    (`cells.CODES`).
     """
 
     activations: Literal["float32", "bf16", "int16", "int8"] = "float32"
     rounds_to: str = ""
-    keeps: tuple[int, ...] = tuple(KINDS.values())
+    keeps: tuple[int, ...] = tuple(CODES.values())
 
 
 EXACT = Precision()
@@ -162,7 +163,7 @@ class FloatPredictor:
         values = unpacked(weights, number)
         if exact or weights.matrices[number, KIND] in self._precision.keeps:
             return values
-        return unpacked(packed([rounded(values, self._precision.rounds_to)]), 0)
+        return unpacked(packed([rounded(values, self._precision.rounds_to).placed()]), 0)
 
 
 def _nearest(x: Floats, limit: float) -> Floats:

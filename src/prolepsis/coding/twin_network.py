@@ -11,10 +11,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import Geometry
+from prolepsis.coding.twin_fingerprint import said
 from prolepsis.kernels import forward
+from prolepsis.kernels.cells import CODES, quantised_codes
 from prolepsis.kernels.forward import Plan
-from prolepsis.kernels.qmatmul import KIND, OUT_COLUMN, Weights
-from prolepsis.kernels.tile import KINDS, Q4_0, Q4_1, QUANTISED
+from prolepsis.kernels.products import need
+from prolepsis.kernels.qmatmul import NATURAL, OUT_COLUMN, Weights, kinds_of
 from prolepsis.kernels.twin_pass import (
     ATTENTION_OUT,
     CORRECTION,
@@ -50,13 +52,15 @@ class Variant(NamedTuple):
     fine: bool
 
 
-REFERENCE = Variant(tuple(KINDS.values()), "", True)
+REFERENCE = Variant(tuple(CODES.values()), "", True)
 """The target itself, in the arithmetic of `kernels.forward`: what corrections aim at."""
 
+_QUANTISED = quantised_codes(8)
+
 VARIANTS = {
-    "twin-int4": Variant((Q4_0, Q4_1), "Q4_1", False),
-    "twin-int8": Variant(QUANTISED, "Q8_0", False),
-    "twin-int8a16": Variant(QUANTISED, "Q8_0", True),
+    "twin-int4": Variant(quantised_codes(4), "Q4_1", False),
+    "twin-int8": Variant(_QUANTISED, "Q8_0", False),
+    "twin-int8a16": Variant(_QUANTISED, "Q8_0", True),
 }
 
 
@@ -105,19 +109,20 @@ class TwinNetwork:
         """Rounds what has to be rounded."""
         plan = target.plan
         blocks: list[Blocks] = []
-        groups = np.zeros((GROUPS * plan.layers, 4), np.int64)
+        groups = np.zeros((GROUPS * plan.layers, 5), np.int64)
         for layer in range(plan.layers):
             for group, source, skipped, count in _PARTS:
                 first = int(plan.groups[4 * layer + source, 0]) + skipped
-                kinds = plan.weights.matrices[first : first + count, KIND]
+                kinds = kinds_of(plan.weights, first, count)
                 if group == KV or np.isin(kinds, variant.keeps).all():
-                    groups[GROUPS * layer + group] = first, count, TARGETS, group == KV or variant.fine
+                    fine, order = group == KV or variant.fine, plan.groups[4 * layer + source, 2]
+                    groups[GROUPS * layer + group] = first, count, TARGETS, fine, order
                     continue
-                groups[GROUPS * layer + group] = len(blocks), count, MADE, variant.fine
+                groups[GROUPS * layer + group] = len(blocks), count, MADE, variant.fine, NATURAL
                 for matrix in range(first, first + count):
                     column = int(plan.weights.matrices[matrix, OUT_COLUMN])
                     blocks.append(rounded(unpacked(plan.weights, matrix), variant.rounds_to, column))
-        return cls(target, packed(blocks), groups)
+        return cls(target, packed([one.placed() for one in blocks]), groups)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -126,15 +131,25 @@ class TwinNetwork:
         shape = (plan.layers, plan.hidden, plan.intermediate, plan.heads, plan.rotary_dim, *self.target[1:])
         digest = xxhash.xxh3_128(f"{shape} {plan.eps!r} {plan.score_scale!r} {plan.embedding}".encode())
         first_turns = [table[: plan.rotary_dim] for table in (plan.cos, plan.sin)]
-        for array in (*plan.weights, plan.norms, *first_turns, *self.made, self.groups):
+        groups = self.groups[:, :4]  # orders are a part of the weights
+        for array in (*said(plan.weights, 64), plan.norms, *first_turns, *said(self.made, 1), groups):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def corrected(self, corrections: Sequence[NDArray[np.uint8]], first: int = 0) -> Network:
         """With the corrections of the layers from `first` on: uint8 [hidden, bytes], of CORRECTION_TYPE."""
-        blocks = [Blocks(CORRECTION_TYPE, data, self.target.kv_width) for data in corrections]
+        made = packed([Blocks(CORRECTION_TYPE, data, self.target.kv_width).placed() for data in corrections])
         groups = self.groups.copy()
-        for index, layer in enumerate(range(first, first + len(blocks))):
+        for index, layer in enumerate(range(first, first + len(corrections))):
             fine = groups[GROUPS * layer + QUERY, 3]
-            groups[GROUPS * layer + CORRECTION] = index, 1, CORRECTIONS, fine
-        return Network(self.target.plan, self.made, packed(blocks), groups, -self.target.plan.sin)
+            groups[GROUPS * layer + CORRECTION] = index, 1, CORRECTIONS, fine, NATURAL
+        network = Network(self.target.plan, self.made, made, groups, -self.target.plan.sin)
+        _compile(network)
+        return network
+
+
+def _compile(network: Network) -> None:
+    """The products of its kinds of weights and widths of activations."""
+    places = {TARGETS: network.plan.weights, MADE: network.made, CORRECTIONS: network.corrections}
+    for first, count, place, fine, _ in network.groups.tolist():
+        need(kinds_of(places[place], first, count), not fine)

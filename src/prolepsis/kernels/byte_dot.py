@@ -1,4 +1,5 @@
-"""Sums of products of unsigned weight bytes and signed activation bytes, in the best instructions the CPU has.
+"""Sums of products of unsigned weight bytes and signed activation bytes, in the best instructions the CPU has; and
+tables of bytes.
 
 Every form is exact in int32, so all give the same bits.
 """
@@ -20,6 +21,7 @@ _BYTE_PAIRS = {
     32: "llvm.x86.avx2.pmadd.ub.sw",
     16: "llvm.x86.ssse3.pmadd.ub.sw.128",
 }
+_SHUFFLES = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
 _WORD_PAIRS = {64: "llvm.x86.avx512.pmaddw.d.512", 32: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.sse2.pmadd.wd"}
 
 
@@ -58,6 +60,19 @@ def byte_dots(b, starts, groups, activations, largest):
     upper = _paired(b, zeros, high, activations, 15)
     starts = [b.add(start, b.shl(u, splat(INTS, 4))) for start, u in zip(starts, upper, strict=True)]
     return _paired(b, starts, low, activations, 15)
+
+
+def look_up(b, table, codes):
+    """table[c] for every byte c of a vector. table: up to 16 unsigned bytes; codes are below their number."""
+    table = [*table, *[0] * (16 - len(table))]
+    if size := _pair_bytes():
+        entries = ir.Constant(BYTES, table * 4)
+        return _by_register(b, _SHUFFLES[size], BYTES, size, entries, codes)
+    choices = [splat(BYTES, value) for value in table]
+    for bit in range(4):
+        odd = b.icmp_unsigned("!=", b.and_(codes, splat(BYTES, 1 << bit)), splat(BYTES, 0))
+        choices = [b.select(odd, above, below) for below, above in zip(choices[::2], choices[1::2], strict=True)]
+    return choices[0]
 
 
 def _by_register(b, name, result, size, *operands):

@@ -13,6 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import PART
+from prolepsis.kernels.cells import CELL, PLANES, RECORD
 from prolepsis.kernels.kv_blocks import put_head
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, Tiles, attend_item, merge_shares, plan_attention
@@ -23,11 +24,10 @@ from prolepsis.kernels.qmatmul import (
     count_tiles,
     multiply_tiles,
     quantise,
-    unpack_row,
 )
 from prolepsis.kernels.rows import add_row, gate_row, norm_row, rotate_head
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
-from prolepsis.kernels.tile import CELL, PLANES, RECORD
+from prolepsis.kernels.unpacking import unpack_row
 
 # Rows of `Plan.groups` for each layer: products that share an input.
 QKV, ATTENTION_OUT, GATE_UP, DOWN = range(4)
@@ -45,7 +45,8 @@ _CHANGE, _PROJECTED, _LOGITS = range(3)  # where a product's result goes
 class Plan(NamedTuple):
     """The shape of a model.
 
-    groups int64 [layers * 4 + 1, 2]: first matrix and number of matrices of each product, the head's last; norms
+    groups int64 [layers * 4 + 1, 3]: first matrix and number of matrices of each product, the head's last, and the
+    order in which its quantised activations are taken (`qmatmul.ORDER`; float weights read them as they are); norms
     float32 [2 * layers + 1, hidden], flat: before attention and before the MLP of each layer, then the last; cos, sin
     float32 [max_positions, rotary_dim / 2], flat.
     """
@@ -126,14 +127,22 @@ def _embed(plan, scratch, token, row):
 
 @njit(inline="always")
 def _norm(plan, scratch, norm, row, source):
-    """Adds the last change to a row of the residual stream; activations[row] = its norm, quantised."""
+    """Adds the last change to a row of the residual stream; activations[row] = its norm, quantised.
+
+    Norm n is that before product 2 n: QKV or GATE_UP of a layer, or the head.
+    """
     hidden = plan.hidden
     add_row(scratch.stream, source * hidden, hidden, scratch.change, source * hidden)
     norm_row(
         scratch.stream, source * hidden, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x,
         row * hidden,
     )  # fmt: skip
-    quantise(scratch.activations, row, hidden, plan.fast)
+    _quantise(plan, scratch, row, hidden, 2 * norm)
+
+
+@njit(inline="always")
+def _quantise(plan, scratch, row, width, group):
+    quantise(scratch.activations, row, width, plan.fast, plan.weights.orders, plan.groups[group, 2])
 
 
 @njit(inline="always")
@@ -161,12 +170,12 @@ def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position):
 
 
 @njit(inline="always")
-def _gate(plan, scratch, row):
+def _gate(plan, scratch, row, layer):
     width = plan.intermediate
     gate_row(
         scratch.projected, row * 2 * width, row * 2 * width + width, width, scratch.activations.x, row * width
     )  # fmt: skip
-    quantise(scratch.activations, row, width, plan.fast)
+    _quantise(plan, scratch, row, width, 4 * layer + DOWN)
 
 
 @njit(inline="always")
@@ -202,9 +211,9 @@ def _run_item(control, item, plan, pool, batch, scratch):
                 batch.positions[row],
             )  # fmt: skip
         elif kind == _QUANTISE:
-            quantise(scratch.activations, row, control[_A], plan.fast)
+            _quantise(plan, scratch, row, plan.heads * pool.head_dim, 4 * control[_A] + ATTENTION_OUT)
         elif kind == _GATE:
-            _gate(plan, scratch, row)
+            _gate(plan, scratch, row, control[_A])
         elif kind == _EMBED:
             _embed(plan, scratch, batch.tokens[row], row)
         else:
@@ -259,7 +268,7 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
         control[_E] = span
         return pairs * ((shares + span - 1) // span)
     if phase == 4:
-        return _row_section(control, _QUANTISE, rows, width)
+        return _row_section(control, _QUANTISE, rows, layer)
     if phase == 5:
         return _product_section(control, plan, threads, first + ATTENTION_OUT, rows, plan.hidden, _CHANGE)
     if phase == 6:
@@ -267,7 +276,7 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
     if phase == 7:
         return _product_section(control, plan, threads, first + GATE_UP, rows, 2 * plan.intermediate, _PROJECTED)
     if phase == 8:
-        return _row_section(control, _GATE, rows, 0)
+        return _row_section(control, _GATE, rows, layer)
     return _product_section(control, plan, threads, first + DOWN, rows, plan.hidden, _CHANGE)
 
 

@@ -22,7 +22,8 @@ FREE = 0
 
 
 class Kind(NamedTuple):
-    """bits: of a code, or of a float weight where `group` is 1. The other fields: see above."""
+    """bits: of a code, or of a float weight where `group` is 1; brain: whether that is bfloat16. The other fields: see
+    above."""
 
     bits: int
     group: int
@@ -30,6 +31,7 @@ class Kind(NamedTuple):
     bias: int = 0
     minimums: bool = False
     book: tuple[int, ...] = ()
+    brain: bool = False
 
 
 KINDS = {
@@ -38,7 +40,7 @@ KINDS = {
     "Q8_0": Kind(8, 32, bias=128),
     "Q6_K": Kind(6, 256, part=16, bias=32),
     "F16": Kind(16, 1),
-    "BF16": Kind(16, 1),
+    "BF16": Kind(16, 1, brain=True),
     "F32": Kind(32, 1),
     "Q5_0": Kind(5, 32, bias=16),
     "Q5_1": Kind(5, 32, minimums=True),

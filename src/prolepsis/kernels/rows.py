@@ -7,6 +7,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from prolepsis.kernels.cells import CELL, PLANES, RECORD
 from prolepsis.kernels.llvm import (
     F32,
     FLOATS,
@@ -29,7 +30,6 @@ from prolepsis.kernels.llvm import (
     store,
     tree,
 )
-from prolepsis.kernels.tile import CELL, PLANES, RECORD
 
 LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whose negative is one too
 LARGEST_BYTE = 127.0
@@ -223,7 +223,7 @@ def quantise_row(tyctx, x, at, width, quants, records, cell):
     q = 256 high + low, both int8: a cell's 32 high bytes come first, then its 32 low ones. A cell with an infinity or a
     NaN gets that as its scale and zeros as quants, which makes every product with it NaN;
     a cell whose largest value is 1e-30 or less gets zeros.
-    quants int8[:] and records int32[:] (see `tile.RECORD`) are written from cell index `cell` on.
+    quants int8[:] and records int32[:] (see `cells.RECORD`) are written from cell index `cell` on.
     """
     return types.void(x, _i, _i, quants, records, _i), _quantise(PLANES)
 

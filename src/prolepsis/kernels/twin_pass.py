@@ -18,7 +18,6 @@ from prolepsis.kernels.qmatmul import (
     count_tiles,
     multiply_tiles,
     quantise,
-    unpack_row,
 )
 from prolepsis.kernels.rows import (
     add_moderate_row,
@@ -30,6 +29,7 @@ from prolepsis.kernels.rows import (
     subtract_row,
 )
 from prolepsis.kernels.team import JOB, arrive, finish, idle, join, publish, take
+from prolepsis.kernels.unpacking import unpack_row
 
 PHASES = 15
 """Steps of a layer; step 0 looks the tokens up, and layer l has those from 1 + PHASES * l on."""
@@ -53,8 +53,9 @@ class Network(NamedTuple):
     """The twin's network. plan: the target's. made: weights that the target has in another form. corrections: those
     of hidden states.
 
-    groups int64 [layers * 6, 4]: first matrix and number of matrices of each product, where they are (TARGETS, MADE or
-    CORRECTIONS), and whether its activations have 16 bits and not 8. Products of no matrices are left out.
+    groups int64 [layers * 6, 5]: first matrix and number of matrices of each product, where they are (TARGETS, MADE or
+    CORRECTIONS), whether its activations have 16 bits and not 8, and the order in which they are taken (the target's
+    `qmatmul.ORDER`). Products of no matrices are left out.
     """
 
     plan: Plan
@@ -83,13 +84,22 @@ def _embed(network, scratch, token, row):
 
 
 @njit(inline="always")
-def _norm(plan, scratch, norm, row, fine):
+def _quantise(network, scratch, row, width, group):
+    quantise(
+        scratch.activations, row, width, network.groups[group, 3] == 0, network.plan.weights.orders,
+        network.groups[group, 4],
+    )  # fmt: skip
+
+
+@njit(inline="always")
+def _norm(network, scratch, norm, row, group):
     """Adds the last change to a row of the hidden state; activations[row] = its norm, quantised."""
+    plan = network.plan
     hidden = plan.hidden
     at = row * hidden
     add_moderate_row(scratch.stream, at, hidden, scratch.change)
     norm_row(scratch.stream, at, hidden, plan.norms, norm * hidden, plan.eps, scratch.activations.x, at)
-    quantise(scratch.activations, row, hidden, fine == 0)
+    _quantise(network, scratch, row, hidden, group)
 
 
 @njit(inline="always")
@@ -117,7 +127,7 @@ def _scale(plan, x, at, width, factor, out, out_at):
 
 
 @njit(inline="always")
-def _residual(network, pool, scratch, rows_of, rows, row, fine):
+def _residual(network, pool, scratch, rows_of, rows, row, group):
     """activations[row] = how far the prediction is off, K's turned back, times the hidden state's magnitude.
 
     The projections see the hidden state divided by that magnitude; the correction is added to the state itself.
@@ -137,7 +147,7 @@ def _residual(network, pool, scratch, rows_of, rows, row, fine):
         )  # fmt: skip
     _scale(plan, scratch.projected, base + width, width, factor, x, out + width)
     moderate_row(x, out, 2 * width)
-    quantise(scratch.activations, row, 2 * width, fine == 0)
+    _quantise(network, scratch, row, 2 * width, group)
 
 
 @njit(inline="always")
@@ -156,12 +166,12 @@ def _rotate(plan, pool, scratch, rows_of, rows, row):
 
 
 @njit(inline="always")
-def _gate(plan, scratch, row, fine):
-    width = plan.intermediate
+def _gate(network, scratch, row, group):
+    width = network.plan.intermediate
     gate_row(
         scratch.projected, row * 2 * width, row * 2 * width + width, width, scratch.activations.x, row * width
     )  # fmt: skip
-    quantise(scratch.activations, row, width, fine == 0)
+    _quantise(network, scratch, row, width, group)
 
 
 @njit(inline="always")
@@ -200,28 +210,28 @@ def _run_item(control, item, network, pool, rows_of, scratch):
             False,
         )  # fmt: skip
         return
-    fine = control[_B] == 1
+    group = control[_B]
     for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
         if kind == _NORM:
-            _norm(plan, scratch, control[_A], row, fine)
+            _norm(network, scratch, control[_A], row, group)
         elif kind == _PREDICT:
             _predict(plan, pool, scratch, rows_of, rows, row)
         elif kind == _RESIDUAL:
-            _residual(network, pool, scratch, rows_of, rows, row, fine)
+            _residual(network, pool, scratch, rows_of, rows, row, group)
         elif kind == _ROTATE:
             _rotate(plan, pool, scratch, rows_of, rows, row)
         elif kind == _QUANTISE:
-            quantise(scratch.activations, row, control[_A], fine == 0)
+            _quantise(network, scratch, row, control[_A], group)
         elif kind == _GATE:
-            _gate(plan, scratch, row, fine)
+            _gate(network, scratch, row, group)
         else:
             _embed(network, scratch, rows_of.tokens[row], row)
 
 
 @njit(inline="always")
-def _row_section(control, kind, rows, a, fine):
+def _row_section(control, kind, rows, a, group):
     control[_KIND], control[_ROWS] = kind, rows
-    control[_A], control[_B] = a, fine
+    control[_A], control[_B] = a, group
     return (rows + _ROWS_AN_ITEM - 1) // _ROWS_AN_ITEM
 
 
@@ -258,15 +268,14 @@ def _prepare(control, step, threads, rows, tiles, pool_layer, network, pool, row
         group = GROUPS * layer + DOWN
     if network.groups[group, 1] == 0:
         return 0
-    fine = network.groups[group, 3]
     if phase == 0 or phase == 5 or phase == 11:
-        return _row_section(control, _NORM, rows, norm, fine)
+        return _row_section(control, _NORM, rows, norm, group)
     if phase == 1 or phase == 6:
         return _product_section(control, network, threads, group, rows, joined, _PROJECTED)
     if phase == 2:
         return _row_section(control, _PREDICT, rows, 0, 0)
     if phase == 3:
-        return _row_section(control, _RESIDUAL, rows, 0, fine)
+        return _row_section(control, _RESIDUAL, rows, 0, group)
     if phase == 7:
         return _row_section(control, _ROTATE, rows, 0, 0)
     if phase == 8:
@@ -277,11 +286,11 @@ def _prepare(control, step, threads, rows, tiles, pool_layer, network, pool, row
         control[_A], control[_B], control[_C], control[_D], control[_E] = pool_layer, shares, size, pairs, span
         return pairs * ((shares + span - 1) // span)
     if phase == 9:
-        return _row_section(control, _QUANTISE, rows, width, fine)
+        return _row_section(control, _QUANTISE, rows, width, group)
     if phase == 12:
         return _product_section(control, network, threads, group, rows, 2 * plan.intermediate, _PROJECTED)
     if phase == 13:
-        return _row_section(control, _GATE, rows, 0, fine)
+        return _row_section(control, _GATE, rows, 0, group)
     return _product_section(control, network, threads, group, rows, plan.hidden, _CHANGE)  # phases 4, 10 and 14
 
 

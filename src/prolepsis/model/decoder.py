@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from prolepsis.kernels.forward import Batch, Plan, new_scratch, run_pass
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import KVPool, Tiles, add_tiles
-from prolepsis.kernels.qmatmul import unpack_rows
+from prolepsis.kernels.products import need
+from prolepsis.kernels.qmatmul import KIND
 from prolepsis.kernels.rows import DTYPES
 from prolepsis.kernels.team import Team, default_threads
+from prolepsis.kernels.unpacking import unpack_rows
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.config import ModelConfig
-from prolepsis.model.gguf_file import GGUFFile
-from prolepsis.model.weights import load_plan
+from prolepsis.model.weights import Source, load_plan
 
 PRECISIONS = {"high": "prolepsis-1/int16x32", "fast": "prolepsis-1/int8x32-bf16"}
 """How activations are rounded on their way into a product: to 16 bits, or to 8 as most engines do, with a scale for
@@ -65,19 +66,19 @@ class Decoder:
     @classmethod
     def load(
         cls,
-        file: GGUFFile,
+        source: Source,
         config: ModelConfig,
         max_positions: int,
         max_rows: int,
         threads: int | None = None,
         precision: str = "high",
     ) -> Self:
-        """A decoder of the weights of `file`, for sequences of up to `max_positions` tokens; `precision`: one of
+        """A decoder of the weights of `source`, for sequences of up to `max_positions` tokens; `precision`: one of
         `PRECISIONS`.
 
         Raises ModelFileError for tensors that are missing or not supported.
         """
-        return cls(config, load_plan(file, config, max_positions, precision == "fast"), max_rows, threads)
+        return cls(config, load_plan(source, config, max_positions, precision == "fast"), max_rows, threads)
 
     def pool_view(self, cache: PagedKVCache) -> KVPool:
         """The flat view of `cache` that the kernels take."""
@@ -122,6 +123,7 @@ class Decoder:
     def _bound_batch(self, pool: KVPool) -> Batch:
         """The arrays that describe a pass over `pool`, known to the helpers together with it."""
         if self._batch is None or self._pool is not pool:
+            need(self.plan.weights.matrices[:, KIND], self.plan.fast)
             batch = _new_batch(self.max_rows, -(-self.max_positions // pool.block_size))
             self._team.bind(self.plan, pool, batch, self._scratch)
             self._batch, self._pool = batch, pool

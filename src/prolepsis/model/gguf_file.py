@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prolepsis.errors import ModelFileError
 from prolepsis.model.gguf_parser import GGUFTensor, Part, parse
+from prolepsis.quant.gguf_types import WORDS, matrix_of
+from prolepsis.quant.matrix import Matrix, whole
 
 FINGERPRINT_CHUNK = 1 << 24
 
@@ -57,6 +62,30 @@ class GGUFFile:
             for start in range(0, len(part.data), FINGERPRINT_CHUNK):
                 digest.update(part.data[start : start + FINGERPRINT_CHUNK].data)
         return digest.hexdigest()
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """The matrix of that name and shape. Raises ModelFileError where there is none, or of a type that is not
+        supported."""
+        tensor = self._tensor(name, shape)
+        return matrix_of(f"{self.path}: tensor {name!r}", tensor.type_name, shape, tensor.data)
+
+    def vector(self, name: str, width: int) -> NDArray[np.float32]:
+        """The vector of that name and width: float32 [width], of a tensor of floats. Raises as `matrix` does."""
+        tensor = self._tensor(name, (width,))
+        if tensor.type_name not in WORDS:
+            raise ModelFileError(
+                f"{self.path}: tensor {name!r} is of type {tensor.type_name}, which is not supported; "
+                f"supported here: {', '.join(WORDS)}"
+            )
+        return whole(matrix_of(f"{self.path}: tensor {name!r}", tensor.type_name, (1, width), tensor.data))[0]
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
+        if tensor.shape != shape:
+            raise ModelFileError(f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}")
+        return tensor
 
     def encoded_metadata(self) -> dict[str, bytes]:
         """Metadata as `gguf_writer.write_gguf` takes it, types and all; without what is of this file's layout alone."""

@@ -1,61 +1,69 @@
-"""A model's weights, from a GGUF file into the form the kernels read."""
+"""A model's weights, from a file of any format into the form the kernels read."""
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
+from prolepsis.kernels.cells import CELL, is_float
 from prolepsis.kernels.forward import DOWN, GATE_UP, QKV, Plan
-from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.qmatmul import Weights
+from prolepsis.kernels.kinds import KINDS
+from prolepsis.kernels.qmatmul import ORDER, Weights
 from prolepsis.kernels.rope_table import inv_freq, rope_table
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS
 from prolepsis.model.config import ModelConfig
-from prolepsis.model.gguf_file import GGUFFile
-from prolepsis.model.gguf_parser import GGUFTensor
-from prolepsis.quant.packing import pack, packed_bytes
+from prolepsis.quant.matrices import NaturalFloats, Placed, packed
+from prolepsis.quant.matrix import Matrix
+from prolepsis.quant.packing import PackedMatrix
 
-_ALIGNMENT = 64
 # Products of a layer, in the order of `kernels.forward`: matrices that read the same input lie side by side.
 _GROUPS = (("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 
 
-@dataclass
-class _Matrix:
-    tensor: GGUFTensor
-    out_column: int = 0
-    order: NDArray[np.intp] | None = None
-    offset: int = field(default=0, init=False)
+class Source(Protocol):
+    """A model file. `path` is what errors call it; tensors have the names that GGUF gives them."""
+
+    @property
+    def path(self) -> Path:
+        """The file, or the directory of several."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A matrix. Raises ModelFileError where it is missing, of another shape, or of a type that is not supported."""
+        ...
+
+    def vector(self, name: str, width: int) -> NDArray[np.float32]:
+        """A vector, float32 [width]. Raises as `matrix` does."""
+        ...
 
 
-def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int, fast: bool) -> Plan:
-    """Pack every tensor of `file` and lay out the model for `kernels.forward.forward`.
+def load_plan(source: Source, config: ModelConfig, max_positions: int, fast: bool) -> Plan:
+    """Pack every tensor of `source` and lay out the model for `kernels.forward.forward`.
 
     Raises ModelFileError for a tensor that is missing, of the wrong shape, or of a type that is not supported.
     """
-    loader = _Loader(file, config)
+    loader = _Loader(source, config)
     groups, norms = [], []
     for layer in range(config.num_layers):
         for group, names in enumerate(_GROUPS):
-            groups.append((len(loader.matrices), len(names)))
-            loader.add_group(group, [f"blk.{layer}.{name}.weight" for name in names])
+            groups.append(loader.add_group(group, [f"blk.{layer}.{name}.weight" for name in names]))
         norms += [loader.vector(f"blk.{layer}.{name}_norm.weight") for name in ("attn", "ffn")]
     norms.append(loader.vector("output_norm.weight"))
     embedding = loader.add("token_embd.weight", config.vocab_size, config.hidden_size)
     head = embedding
     if not config.tied_embeddings:
         head = loader.add("output.weight", config.vocab_size, config.hidden_size)
-    groups.append((head, 1))
+    groups.append(loader.one_order(head, 1))
+    weights = packed(loader.matrices)
     rope = config.rope
     divisors = np.full(rope.dim // 2, rope.scaling_factor)
     if rope.frequency_factors is not None:
         divisors *= rope.frequency_factors
     cos, sin = rope_table(np.arange(max_positions), inv_freq(rope.theta, rope.dim, divisors.tolist()))
     return Plan(
-        weights=loader.pack(),
-        groups=np.array(groups, np.int64),
+        weights=weights,
+        groups=np.array([(first, count, _order(weights, first, count)) for first, count in groups], np.int64),
         norms=np.concatenate(norms),
         cos=cos.reshape(-1),
         sin=sin.reshape(-1),
@@ -72,10 +80,10 @@ def load_plan(file: GGUFFile, config: ModelConfig, max_positions: int, fast: boo
 
 
 class _Loader:
-    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
-        self.file = file
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        self.source = source
         self.config = config
-        self.matrices: list[_Matrix] = []
+        self.matrices: list[Placed] = []
         self._check_widths()
 
     def _check_widths(self) -> None:
@@ -88,67 +96,61 @@ class _Loader:
         ):
             if value % unit:
                 raise ModelFileError(
-                    f"{self.file.path}: the {what} {value} is not a multiple of {unit}, which is not supported"
+                    f"{self.source.path}: the {what} {value} is not a multiple of {unit}, which is not supported"
                 )
-
-    def _tensor(self, name: str, shape: tuple[int, ...], types: set[str]) -> GGUFTensor:
-        tensor = self.file.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{self.file.path}: tensor {name!r} is missing")
-        if tensor.shape != shape:
-            raise ModelFileError(f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}")
-        if tensor.type_name not in types:
-            raise ModelFileError(
-                f"{self.file.path}: tensor {name!r} is of type {tensor.type_name}, which is not supported; "
-                f"supported here: {', '.join(sorted(types))}"
-            )
-        return tensor
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A norm's gains, float32 [hidden]."""
-        return self._tensor(name, (self.config.hidden_size,), {"F32"}).data.view(np.float32)
+        return self.source.vector(name, self.config.hidden_size)
 
     def add(self, name: str, rows: int, columns: int) -> int:
         """Queue a matrix for packing and return its index."""
-        self.matrices.append(_Matrix(self._tensor(name, (rows, columns), set(KINDS))))
+        self.matrices.append(Placed(self.source.matrix(name, (rows, columns))))
         return len(self.matrices) - 1
 
-    def add_group(self, group: int, names: list[str]) -> None:
-        """Queue the matrices of one product, each beginning where the one before it ends in the output."""
-        config = self.config
+    def add_group(self, group: int, names: list[str]) -> tuple[int, int]:
+        """Queue the matrices of one product, each beginning where the one before it ends in the output; returns the
+        first and their number."""
+        config, first = self.config, len(self.matrices)
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         columns = {QKV: config.hidden_size, GATE_UP: config.hidden_size, DOWN: config.intermediate_size}
         rows = {QKV: (query, key, key), GATE_UP: (config.intermediate_size,) * 2}
         out_column = 0
         for i, name in enumerate(names):
             height = rows[group][i] if group in rows else config.hidden_size
-            matrix = self.matrices[self.add(name, height, columns.get(group, query))]
-            matrix.out_column = out_column
-            out_column += height
+            index, order = self.add(name, height, columns.get(group, query)), None
             if group == QKV and i < 2 and config.rope.style == "interleaved":
-                matrix.order = _half_order(height // config.head_dim, config.head_dim, config.rope.dim)
+                order = _half_order(height // config.head_dim, config.head_dim, config.rope.dim)
+            self.matrices[index] = self.matrices[index]._replace(out_column=out_column, rows=order)
+            out_column += height
+        return self.one_order(first, len(names))
 
-    def pack(self) -> Weights:
-        """Pack all queued matrices into one allocation, on all cores."""
-        table = np.zeros((len(self.matrices), 6), np.int64)
-        size = 0
-        for row, matrix in zip(table, self.matrices, strict=True):
-            rows, columns = matrix.tensor.shape
-            kind = KINDS[matrix.tensor.type_name]
-            tile_bytes = columns // CELL * CELL_BYTES[kind]
-            matrix.offset = size
-            row[:] = kind, size, tile_bytes, columns, -(-rows // LANES) * LANES, matrix.out_column
-            size += -(-packed_bytes(matrix.tensor.type_name, rows, columns) // _ALIGNMENT) * _ALIGNMENT
-        data = np.empty(size, np.uint8)
+    def one_order(self, first: int, count: int) -> tuple[int, int]:
+        """Make all quantised matrices of a product take the activations in the order of the first of them; returns
+        first and count.
 
-        def pack_one(matrix: _Matrix) -> None:
-            rows, columns = matrix.tensor.shape
-            end = matrix.offset + packed_bytes(matrix.tensor.type_name, rows, columns)
-            pack(matrix.tensor.type_name, matrix.tensor.data, rows, columns, matrix.order, data[matrix.offset : end])
+        Those of another order, and float weights in any, become float32 with their columns in the natural order: that
+        costs memory, and takes a file whose layers were reordered one by one.
+        """
+        chosen: list[NDArray[np.int32] | None] = []
+        for index in range(first, first + count):
+            matrix = self.matrices[index].matrix
+            assert not isinstance(matrix, PackedMatrix), "files are not packed"
+            floats, order = any(is_float(KINDS[form.kind]) for form in matrix.forms), matrix.order
+            if not floats:
+                chosen.append(order)
+            if order is not None if floats else not _same(order, chosen[0]):
+                self.matrices[index] = self.matrices[index]._replace(matrix=NaturalFloats(matrix))
+        return first, count
 
-        with ThreadPoolExecutor() as workers:
-            list(workers.map(pack_one, self.matrices))
-        return Weights(data, table)
+
+def _same(one: NDArray[np.int32] | None, other: NDArray[np.int32] | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+def _order(weights: Weights, first: int, count: int) -> int:
+    """The ORDER of a product: the only one there is, or the natural one."""
+    return int(weights.matrices[first : first + count, ORDER].max())
 
 
 def _half_order(heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:

@@ -1,122 +1,113 @@
-"""GGUF tensors to the tiles that `kernels.tile` multiplies, bit for bit the same weights at the same size.
+"""Matrices of any format to the tiles that `kernels.tile` multiplies (`kernels.cells` says how they lie): nothing is
+lost, and little memory is needed beside that of the tiles.
 
-A tile is 16 rows, a cell 32 columns of it. Within a cell the rows are the lanes of a vector: 16 float16 scales (and for
-Q4_1 minimums), then byte vectors of 16 rows x 4 columns. Two nibble vectors share bytes, as in GGUF, columns j and
-j + 16. Q8_0's weights get 128 added, so that they are unsigned; Q6_K's cell holds its scales per 16 columns and splits
-the six bits into nibbles and pairs.
-
-GGUF block layouts: ggml-common.h of llama.cpp (block_q4_0, block_q4_1, block_q8_0, block_q6_K).
+Every form of a matrix is tiles of its own. Codes are rearranged four at a time, a 32-bit word of columns 4 v to 4 v + 3
+of a row: word (v, row) of a cell is lane `row` of its vector v, of as many bits as the plane has.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
+from prolepsis.kernels.cells import (
+    CELL,
+    cells_of_group,
+    group_bytes,
+    part_bytes,
+    parts_of,
+    plane_bytes,
+    planes_of,
+    tile_bytes,
+)
+from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS
+from prolepsis.kernels.tile_writing import put_lanes, put_plane
+from prolepsis.quant.matrix import Codes, Form, Matrix, Words
 
-_CHUNK = 1 << 22  # weights rearranged at a time, so that temporaries stay small
-_SUPERBLOCK = 256  # columns of a Q6_K block
+_CHUNK = 1 << 21  # weights rearranged at a time, so that temporaries stay small
 
 Bytes = NDArray[np.uint8]
 
 
-def packed_bytes(type_name: str, rows: int, columns: int) -> int:
-    """Size of a packed matrix; its rows are padded to a multiple of 16."""
-    return -(-rows // LANES) * (columns // CELL) * CELL_BYTES[KINDS[type_name]]
+class PackedMatrix(NamedTuple):
+    """A matrix that is packed already. tiles: of each form, uint8[packed_bytes]. The other fields: see `Matrix`."""
+
+    shape: tuple[int, int]
+    forms: tuple[Form, ...]
+    order: NDArray[np.int32] | None
+    tiles: tuple[Bytes, ...]
 
 
-def pack(type_name: str, raw: Bytes, rows: int, columns: int, order: NDArray[np.intp] | None, out: Bytes) -> None:
-    """Rearrange `rows` x `columns` weights of GGUF bytes `raw` into `out` uint8[packed_bytes].
+class Piece(NamedTuple):
+    """Some whole tiles of a matrix: from tile `first` on, `number` of them."""
 
-    `order`, if given, picks the rows: packed row i is GGUF row order[i]. `columns` is a multiple of 32 (and of 256 for
-    Q6_K, which GGUF grants).
+    first: int
+    number: int
+
+
+def packed_bytes(form: Form, rows: int) -> int:
+    """Size of a packed form; its rows are padded to a multiple of 16."""
+    return -(-rows // LANES) * tile_bytes(form.kind, form.columns, form.group)
+
+
+def pieces(matrix: Matrix | PackedMatrix) -> Iterator[Piece]:
+    """Parts of a matrix that take little memory while they are packed, each by itself."""
+    rows, columns = matrix.shape
+    step, tiles = max(1, _CHUNK // (columns * LANES)), -(-rows // LANES)
+    for first in range(0, tiles, step):
+        yield Piece(first, min(step, tiles - first))
+
+
+def pack(matrix: Matrix | PackedMatrix, order: NDArray[np.intp] | None, piece: Piece, outs: Sequence[Bytes]) -> None:
+    """Write the tiles of `piece` into outs uint8[packed_bytes], one for each form of the matrix.
+
+    `order`, if given, picks the rows: packed row i is the matrix's row order[i]. What is packed already keeps its own.
     """
-    per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
-    source = raw.reshape(rows, columns // per_block * block_bytes)
-    cells = columns // CELL
-    target = out.reshape(-1, cells, CELL_BYTES[KINDS[type_name]])
-    step = max(1, _CHUNK // (columns * LANES))
-    for tile in range(0, len(target), step):
-        part = slice(tile * LANES, min((tile + step) * LANES, rows))
-        block = source[part] if order is None else source[order[part]]
-        block = _padded(block)
-        _PACKERS[type_name](block.reshape(-1, LANES, block.shape[1]), target[tile : tile + step])
+    if isinstance(matrix, PackedMatrix):
+        for form, packed, out in zip(matrix.forms, matrix.tiles, outs, strict=True):
+            size = tile_bytes(form.kind, form.columns, form.group)
+            span = slice(piece.first * size, (piece.first + piece.number) * size)
+            out[span] = packed[span]
+        return
+    stop = min((piece.first + piece.number) * LANES, matrix.shape[0])
+    rows = np.arange(piece.first * LANES, stop)
+    for form, part, out in zip(matrix.forms, matrix.read(rows if order is None else order[rows]), outs, strict=True):
+        tiles = out.reshape(-1, tile_bytes(form.kind, form.columns, form.group))
+        _pack_form(form, part, tiles[piece.first : piece.first + piece.number])
 
 
-def _padded(block: Bytes) -> Bytes:
-    missing = -len(block) % LANES
-    return block if not missing else np.concatenate([block, np.zeros((missing, block.shape[1]), np.uint8)])
+def _pack_form(form: Form, part: Codes | Words, tiles: Bytes) -> None:
+    kind = KINDS[form.kind]
+    if not isinstance(part, Codes):
+        _scatter(part, LANES * part.itemsize * np.arange(form.columns), tiles)
+        return
+    header, before = group_bytes(kind), part_bytes(kind)
+    per_group, size = cells_of_group(kind, form.group), before + plane_bytes(kind.bits)
+    number = np.arange(form.columns // CELL)
+    groups = np.arange(part.scales.shape[1]) * (header + per_group * size)
+    cells = number * size + (number // per_group + 1) * header
+    at = 0
+    for values in (part.scales.view(np.uint16), _bits(part.minimums), part.zeros):
+        if values is not None:
+            _scatter(values, groups + at, tiles)
+            at += LANES * values.itemsize
+    if part.parts is not None:
+        places = LANES * np.arange(parts_of(kind))
+        _scatter(part.parts.view(np.uint8), np.add.outer(cells, places).reshape(-1), tiles)
+        if part.part_minimums is not None:
+            _scatter(part.part_minimums, np.add.outer(cells, places + LANES * len(places)).reshape(-1), tiles)
+    words, low = np.ascontiguousarray(part.codes).view(np.uint32), 0
+    for bits in planes_of(kind):
+        put_plane(words, low, bits, (cells + before) // 4, tiles.view(np.uint32))
+        low, before = low + bits, before + plane_bytes(bits)
 
 
-def _lanes(values: NDArray[np.generic], target: Bytes) -> None:
-    """Write values [tiles, 16, cells, n] as [tiles, cells, n, 16] into the bytes of target."""
-    moved = np.ascontiguousarray(values.transpose(0, 2, 3, 1))
-    target[...] = moved.view(np.uint8).reshape(target.shape)
+def _bits(halves: NDArray[np.float16] | None) -> NDArray[np.uint16] | None:
+    return None if halves is None else halves.view(np.uint16)
 
 
-def _halves(block: Bytes, at: int) -> NDArray[np.uint16]:
-    return np.ascontiguousarray(block[..., at : at + 2]).view(np.uint16)
-
-
-def _quads(values: NDArray[np.integer]) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(values).view(np.uint32)
-
-
-def _pack_q4_0(block: Bytes, target: Bytes) -> None:
-    blocks = block.reshape(*block.shape[:2], -1, 18)
-    _lanes(_halves(blocks, 0), target[..., :32])
-    _lanes(_quads(blocks[..., 2:]), target[..., 32:])
-
-
-def _pack_q4_1(block: Bytes, target: Bytes) -> None:
-    blocks = block.reshape(*block.shape[:2], -1, 20)
-    _lanes(_halves(blocks, 0), target[..., :32])
-    _lanes(_halves(blocks, 2), target[..., 32:64])
-    _lanes(_quads(blocks[..., 4:]), target[..., 64:])
-
-
-def _pack_q8_0(block: Bytes, target: Bytes) -> None:
-    blocks = block.reshape(*block.shape[:2], -1, 34)
-    _lanes(_halves(blocks, 0), target[..., :32])
-    _lanes(_quads(blocks[..., 2:] ^ 0x80), target[..., 32:])
-
-
-def _pack_q6_k(block: Bytes, target: Bytes) -> None:
-    tiles, lanes = block.shape[:2]
-    blocks = block.reshape(tiles, lanes, -1, 210)
-    # Each half of a superblock: 64 bytes of low nibbles and 32 of bit pairs hold four runs of 32 columns.
-    low = blocks[..., :128].reshape(tiles, lanes, -1, 2, 2, 32)
-    nibbles = np.stack([low & 15, low >> 4], axis=-3).reshape(tiles, lanes, -1, CELL)
-    high = blocks[..., 128:192].reshape(tiles, lanes, -1, 2, 1, 32)
-    pairs = (high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)).reshape(tiles, lanes, -1, CELL)
-    per_block = _SUPERBLOCK // CELL
-    scale = np.repeat(_halves(blocks, 208), per_block, axis=2)
-    _lanes(scale, target[..., :32])
-    _lanes(blocks[..., 192:208].reshape(tiles, lanes, -1, 2), target[..., 32:64])
-    _lanes(_quads(nibbles[..., :16] | nibbles[..., 16:] << 4), target[..., 64:320])
-    # Byte i of half h carries the pairs of columns 16 h + i, + 4, + 8 and + 12.
-    quads = pairs.reshape(*pairs.shape[:3], 2, 4, 4)
-    planes = quads[..., 0, :] | quads[..., 1, :] << 2 | quads[..., 2, :] << 4 | quads[..., 3, :] << 6
-    _lanes(_quads(planes.reshape(*pairs.shape[:3], 8)), target[..., 320:])
-
-
-def _pack_words(word: type[np.unsignedinteger]) -> Callable[[Bytes, Bytes], None]:
-    def pack_floats(block: Bytes, target: Bytes) -> None:
-        values = np.ascontiguousarray(block).view(word)
-        _lanes(values.reshape(*values.shape[:2], -1, CELL), target)
-
-    return pack_floats
-
-
-_PACKERS = {
-    "Q4_0": _pack_q4_0,
-    "Q4_1": _pack_q4_1,
-    "Q8_0": _pack_q8_0,
-    "Q6_K": _pack_q6_k,
-    "F16": _pack_words(np.uint16),
-    "BF16": _pack_words(np.uint16),
-    "F32": _pack_words(np.uint32),
-}
+def _scatter(values: NDArray[np.unsignedinteger], starts: NDArray[np.intp], tiles: Bytes) -> None:
+    """Number i of each row goes to its lane of the 16 numbers that begin at byte starts[i] of the row's tile."""
+    put_lanes(values, starts // values.itemsize, tiles.view(values.dtype))

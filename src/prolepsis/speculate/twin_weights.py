@@ -4,17 +4,13 @@ The head covers all tokens. One of the first 32,768 alone (of 49,152, in order o
 default model and accepts 1 to 3 points less, which is no gain; 16,384 and 8,192 lose 4 to 6 and 8 to 20 points.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.kernels.cells import quantised_codes
 from prolepsis.kernels.forward import QKV, Plan
-from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.qmatmul import COLUMNS, KIND, OFFSET, ROWS, TILE_BYTES, Weights
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, Q4_0, Q4_1, QUANTISED
-from prolepsis.quant.matrices import rounded, unpacked
-from prolepsis.quant.packing import pack
+from prolepsis.kernels.qmatmul import NATURAL, NEXT, ORDER, kinds_of
+from prolepsis.quant.matrices import PackedRounded, kept, packed
 
 COARSE = "Q4_1"
 """What most weights are rounded to. Q4_0 takes a tenth less memory and accepts 1 to 2 points less."""
@@ -28,47 +24,45 @@ def twin_plan(target: Plan) -> Plan:
 
     Weights of 4 bits, and fine ones of at most 8, are taken as they are; where all are, so is the memory they lie in.
     """
+    table = target.weights.matrices
     types = _types(target)
-    weights = _rounded(target.weights, types) if any(types) else target.weights
-    return target._replace(weights=weights, fast=True)
+    groups = target.groups.copy()
+    for group in groups:
+        _settle_order(group, table, types, _fine(target))
+    if not any(types):
+        return target._replace(fast=True)
+    made = [
+        PackedRounded(target.weights, matrix, name).placed() if name else kept(target.weights, matrix)
+        for matrix, name in enumerate(types)
+    ]
+    return target._replace(weights=packed(made), groups=groups, fast=True)
+
+
+def _fine(target: Plan) -> set[int]:
+    """Embedding, head and the projections to K and V."""
+    fine = {target.embedding, int(target.groups[-1, 0])}
+    for first in target.groups[QKV:-1:4, 0].tolist():
+        fine |= {first + 1, first + 2}
+    return fine
 
 
 def _types(target: Plan) -> list[str]:
     """What each matrix is to be rounded to; "" where it is taken as it is."""
-    fine = {target.embedding, int(target.groups[-1, 0])}
-    for first in target.groups[QKV:-1:4, 0].tolist():
-        fine |= {first + 1, first + 2}
-    types = []
-    for matrix, kind in enumerate(target.weights.matrices[:, KIND].tolist()):
-        keeps = QUANTISED if matrix in fine else (Q4_0, Q4_1)
-        types.append("" if kind in keeps else FINE if matrix in fine else COARSE)
+    weights, fine, types = target.weights, _fine(target), []
+    for matrix in range(len(weights.matrices) - np.count_nonzero(weights.matrices[:, NEXT])):
+        keeps = quantised_codes(8 if matrix in fine else 4)
+        known = np.isin(kinds_of(weights, matrix, 1), keeps).all()
+        types.append("" if known else FINE if matrix in fine else COARSE)
     return types
 
 
-def _rounded(weights: Weights, types: list[str]) -> Weights:
-    """All matrices in one piece of memory, each rounded to its type."""
-    table, size = weights.matrices.copy(), 0
-    for row, name in zip(table, types, strict=True):
-        if name:
-            row[KIND], row[TILE_BYTES] = KINDS[name], row[COLUMNS] // CELL * CELL_BYTES[KINDS[name]]
-        row[OFFSET] = size
-        size += int(row[ROWS]) // LANES * int(row[TILE_BYTES])
-    data = np.empty(size, np.uint8)
-
-    def fill(matrix: int) -> None:
-        out = _bytes_of(Weights(data, table), matrix)
-        if not types[matrix]:
-            out[:] = _bytes_of(weights, matrix)
-            return
-        blocks = rounded(unpacked(weights, matrix), types[matrix])
-        pack(types[matrix], blocks.data.reshape(-1), len(blocks.data), blocks.columns, None, out)
-
-    with ThreadPoolExecutor() as workers:
-        list(workers.map(fill, range(len(table))))
-    return Weights(data, table)
-
-
-def _bytes_of(weights: Weights, matrix: int) -> NDArray[np.uint8]:
-    """The tiles of a matrix, a view."""
-    row = weights.matrices[matrix]
-    return weights.data[row[OFFSET] : row[OFFSET] + row[ROWS] // LANES * row[TILE_BYTES]]
+def _settle_order(group: NDArray[np.int64], table: NDArray[np.int64], types: list[str], fine: set[int]) -> None:
+    """A product has one order of activations. What is rounded has the natural one, so others must be rounded too."""
+    first, count, _ = group.tolist()
+    members = range(first, first + count)
+    if not any(types[matrix] for matrix in members):
+        return
+    group[2] = NATURAL
+    for matrix in members:
+        if table[matrix, ORDER] != NATURAL and not types[matrix]:
+            types[matrix] = FINE if matrix in fine else COARSE

@@ -110,3 +110,9 @@ def test_columns_without_importance_do_no_harm(gaussian):
     assert np.array_equal(
         rounded_codes("Q4_K", gaussian, np.zeros(512, np.float32)).codes, rounded_codes("Q4_K", gaussian).codes
     )
+
+
+@pytest.mark.parametrize(("first", "then"), [("Q4_1", "Q5_1"), ("Q4_0", "Q8_0"), ("Q5_0", "Q8_0"), ("Q4_0", "Q4_0")])
+def test_weights_of_an_earlier_grid_are_kept(first, then, gaussian):
+    values = numbers(first, rounded_codes(first, gaussian))
+    assert error(then, values) < 1e-6 * (values**2).sum()

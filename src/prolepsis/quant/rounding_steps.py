@@ -18,8 +18,8 @@ _LARGEST = np.float32(65504)  # of float16
 _NO_VALUES = np.empty(0, np.int8)
 
 # Shares of a part's range below and above 0 that are tried; and what its largest value may be, of the last code.
-_SHRINKS = tuple(np.float32(1 - 0.05 * i) for i in range(7))
-_REACHES = tuple(np.float32(0.7 + 0.02 * i) for i in range(21))
+_SHRINKS = tuple(np.float32(share) for share in (1, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5))
+_REACHES = tuple(np.float32(0.7 + 0.02 * i) for i in range(21)) + tuple(np.float32(1.2 + 0.1 * i) for i in range(8))
 
 
 class Steps(NamedTuple):
@@ -76,19 +76,30 @@ class Fit:
         self.sums = np.where(better[:, None], sums, self.sums)
 
     def search(self) -> None:
-        """Try steps by the parts' ranges, then refine the best."""
-        spec = KINDS[self.kind]
-        if spec.minimums:
+        """Try steps by the parts' ranges, then refine the best. Weights that were quantised before lie on a grid: it is
+        found where that many whole steps of ours are a step of theirs."""
+        if KINDS[self.kind].minimums:
             for below in _SHRINKS:
                 for above in _SHRINKS:
                     self.try_steps(*self._spanning(below * self.low, above * self.high))
+            step, offset = self._spanning(self.low, self.high)
+            top = int(self.levels[-1])
+            for intervals in range(top // 2, top):
+                self.try_steps(step * np.float32(top / intervals), offset)
         else:
             extreme = np.where(-self.low > self.high, self.low, self.high)
-            for reach in _REACHES:
-                for end in (self.levels[0], self.levels[-1]):
-                    self.try_steps(extreme / (end * reach), np.zeros_like(extreme))
+            for end in self._ends():
+                self.try_steps(extreme / end, np.zeros_like(extreme))
         for _ in range(ROUNDS):
             self.try_steps(*self._least_squares())
+
+    def _ends(self) -> list[np.float32]:
+        """What the largest value of a part may be in steps."""
+        ends = [reach * end for reach in _REACHES for end in (self.levels[0], self.levels[-1])]
+        if not self.thresholds.size:
+            largest = int(-self.levels[0])
+            ends += [np.float32(sign * n) for n in range(largest // 2, largest + 1) for sign in (-1, 1)]
+        return ends
 
     def _spanning(self, low: Floats, high: Floats) -> Steps:
         if KINDS[self.kind].part:

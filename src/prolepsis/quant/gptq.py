@@ -19,6 +19,7 @@ from prolepsis.quant.rtn import Span, check, held
 _BLOCK = 128  # columns whose errors reach the columns behind them in one product
 _SMALL = 256  # triangular matrices up to this size are inverted whole
 _ATTEMPTS = 5  # each with ten times the dampening
+_LEAST_DAMPING = 1e-4  # where the first attempt, which may have none, failed
 
 
 class Factor(NamedTuple):
@@ -43,8 +44,9 @@ def factorised(hessian: NDArray[np.float64], act_order: bool, damping: float, na
     # A column that no token used has no say in the others.
     unused = np.diagonal(ordered) == 0
     mean = weighs.mean() or 1.0
-    for attempt in range(_ATTEMPTS):
-        damped = ordered + np.diag(mean * damping * 10.0**attempt + unused * mean)
+    shares = [damping, *(max(damping, _LEAST_DAMPING) * 10.0**i for i in range(1, _ATTEMPTS))]
+    for share in shares:
+        damped = ordered + np.diag(mean * share + unused * mean)
         try:
             upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
         except np.linalg.LinAlgError:
@@ -54,7 +56,7 @@ def factorised(hessian: NDArray[np.float64], act_order: bool, damping: float, na
             return Factor(inverse.astype(np.float32), order)
     raise InputError(
         f"{name}: the statistics of its input cannot be factorised, even with dampening "
-        f"{damping * 10.0 ** (_ATTEMPTS - 1):g}; calibrate with other or longer texts"
+        f"{shares[-1]:g}; calibrate with other or longer texts"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prolepsis.quant.awq import channel_scales
 from prolepsis.quant.gptq import factorised, gptq
@@ -12,6 +13,8 @@ from prolepsis.quant.input_statistics import InputStatistics
 from prolepsis.quant.matrix import HeldMatrix
 from prolepsis.quant.rtn import Span, rtn
 from prolepsis.quantize.layer import STAGES, Layer, tensor_name
+
+_NOT_CLIPPED = ("attn_q", "attn_k")  # softmax makes much of their largest values
 
 
 def statistics_of(inputs: Iterator[Floats], columns: int) -> InputStatistics:
@@ -54,6 +57,7 @@ class Rtn:
         """Nothing is known beforehand."""
 
     def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        """See `Method`."""
         return {part: rtn(layer.weights[part], self.grid) for part in STAGES[stage]}
 
 
@@ -108,15 +112,17 @@ class Awq:
         layer.weights["ffn_up"] = layer.weights["ffn_up"] / scales[3][:, None]
 
     def quantise(self, layer: Layer, stage: int) -> dict[str, HeldMatrix]:
+        """See `Method`."""
         made = {}
         for part in STAGES[stage]:
-            clipped = self.clip_grid is not None and part not in ("attn_q", "attn_k")
-            grid = self.clip_grid if clipped and self.clip_grid is not None else self.grid
-            made[part] = rtn(layer.weights[part], grid, self._metrics[part] if clipped else None)
+            grid, metric = self.grid, None
+            if self.clip_grid is not None and part not in _NOT_CLIPPED:
+                grid, metric = self.clip_grid, self._metrics[part]
+            made[part] = rtn(layer.weights[part], grid, metric)
         return made
 
 
-def _heads_that_share(layer: Layer) -> "np.typing.NDArray[np.intp]":
+def _heads_that_share(layer: Layer) -> NDArray[np.intp]:
     """For each column of `attn_output`, the row of V that it multiplies."""
     config = layer.config
     heads = np.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)

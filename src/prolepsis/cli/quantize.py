@@ -9,11 +9,11 @@ from rich.table import Table
 
 from prolepsis.cli.console import JsonOption, ModelArgument, bar, choice, note, print_json, read_text
 from prolepsis.errors import InputError
+from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import resolve
 from prolepsis.quantize.gguf_layout import TYPES
 from prolepsis.quantize.job import quantise
 from prolepsis.quantize.options import BITS, FORMATS, METHODS, Options
-from prolepsis.quantize.original import Original
 from prolepsis.quantize.report import Report
 
 _DEFAULT_TYPE = "Q4_K"
@@ -93,8 +93,7 @@ def quantize(
     options.check()
     texts = [read_text(path, "--calibration") for path in calibration or []]
     with bar(f"fetching {model}", unit="bytes") as on_download:
-        path = resolve(model, progress=on_download)
-    original = Original.open(path)
+        original = open_model(resolve(model, progress=on_download))
     with bar("quantising layers") as on_progress:
         try:
             report = quantise(

@@ -37,13 +37,13 @@ def model_keys(config: ModelConfig) -> dict[str, Any]:
     return {"general.architecture": config.architecture, "general.name": config.name, **named}
 
 
-def tokenizer_keys(values: dict[str, Any], tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
-    """The tokenizer. values: the content of tokenizer.json.
+def tokenizer_keys(values: dict[str, Any], tokenizer: Tokenizer, declared_eos: Any) -> dict[str, Any]:
+    """The tokenizer. values: the content of tokenizer.json; declared_eos: an id, or several, of config.json.
 
     Raises ModelFileError for one that llama.cpp has no name for.
     """
     model = values["model"]
-    tokens, types = _vocabulary(values, config.vocab_size)
+    tokens, types = _vocabulary(values, tokenizer.vocab_size)
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     merges = [tuple(each.split(" ") if isinstance(each, str) else each) for each in model["merges"]]
     if _is_byte_level(values):
@@ -70,8 +70,10 @@ def tokenizer_keys(values: dict[str, Any], tokenizer: Tokenizer, config: ModelCo
         }
     if tokenizer.bos_id is not None:
         keys["tokenizer.ggml.bos_token_id"] = tokenizer.bos_id
-    if tokenizer.eos_ids:
-        keys["tokenizer.ggml.eos_token_id"] = min(tokenizer.eos_ids)
+    declared = declared_eos if isinstance(declared_eos, list) else [declared_eos]
+    eos = next((index for index in declared if index in tokenizer.eos_ids), min(tokenizer.eos_ids, default=None))
+    if eos is not None:
+        keys["tokenizer.ggml.eos_token_id"] = eos
     return {**keys, "tokenizer.ggml.add_bos_token": tokenizer.add_bos}
 
 

@@ -13,13 +13,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.model.model_file import ModelFile
 from prolepsis.quantize.checkpoint_layout import CheckpointLayout
 from prolepsis.quantize.gguf_layout import GGUFLayout
 from prolepsis.quantize.layer import NORMS, shapes, tensor_name
 from prolepsis.quantize.layouts import Layout, MovedRows
 from prolepsis.quantize.names import rows_for
 from prolepsis.quantize.options import Options
-from prolepsis.quantize.original import Original
+from prolepsis.quantize.original import checkpoint_files, gguf_metadata
 from prolepsis.quantize.report import Report, entry, rows_of
 from prolepsis.quantize.samples import pieces
 from prolepsis.quantize.walk import LayerResult, Progress, embedded, walk
@@ -29,7 +30,7 @@ _FORMAT = 1  # of the work directory; raised when its files, or what methods mak
 
 
 def quantise(
-    original: Original,
+    original: ModelFile,
     options: Options,
     texts: Sequence[str],
     output: Path,
@@ -85,16 +86,16 @@ def _check_output(output: Path, source: Path, force: bool) -> None:
         raise InputError(f"-o {output} is a directory that holds no model, and will not be replaced")
 
 
-def _layout(original: Original, options: Options) -> Layout:
+def _layout(original: ModelFile, options: Options) -> Layout:
     if options.gguf_type is not None:
-        return GGUFLayout(options.gguf_type, original.gguf_metadata(), original.config.rope.frequency_factors)
+        return GGUFLayout(options.gguf_type, gguf_metadata(original), original.config.rope.frequency_factors)
     group = options.fitting_group(original.config)
     ordered = options.act_order and options.method == "gptq"
-    files = original.checkpoint_files()
+    files = checkpoint_files(original)
     return CheckpointLayout(options.bits, group, options.is_symmetric, ordered, options.method, files)
 
 
-def _tokens(original: Original, options: Options, texts: Sequence[str]) -> NDArray[np.int64] | None:
+def _tokens(original: ModelFile, options: Options, texts: Sequence[str]) -> NDArray[np.int64] | None:
     """Calibration tokens, int64 [pieces, length]."""
     if texts and not options.uses_texts:
         raise InputError(f"--calibration: --method {options.method} does not look at texts; leave it out")
@@ -110,7 +111,7 @@ def _tokens(original: Original, options: Options, texts: Sequence[str]) -> NDArr
 
 
 def _do_layers(
-    original: Original,
+    original: ModelFile,
     options: Options,
     layout: Layout,
     tokens: NDArray[np.int64] | None,
@@ -127,12 +128,12 @@ def _do_layers(
         return
     hidden = None
     if tokens is not None:
-        hidden = work.hidden(done) if done else embedded(original.weights, config, tokens)
-    for result in walk(original.weights, config, options.walker(config), hidden, done, progress):
+        hidden = work.hidden(done) if done else embedded(original, config, tokens)
+    for result in walk(original, config, options.walker(config), hidden, done, progress):
         _keep(original, layout, work, result)
 
 
-def _keep(original: Original, layout: Layout, work: Work, result: LayerResult) -> None:
+def _keep(original: ModelFile, layout: Layout, work: Work, result: LayerResult) -> None:
     tensors, entries = [], []
     for name, matrix in result.matrices.items():
         rows = rows_for(name, original.config, layout.rope_style)
@@ -144,22 +145,22 @@ def _keep(original: Original, layout: Layout, work: Work, result: LayerResult) -
         name = tensor_name(result.layer, part)
         values = result.vectors.get(name)
         if values is None:
-            values = original.weights.vector(name, original.config.hidden_size)
+            values = original.vector(name, original.config.hidden_size)
         tensors.append(layout.vector(name, values))
     work.keep_layer(result.layer, tensors, entries, result.hidden)
 
 
-def _finish(original: Original, layout: Layout, work: Work, output: Path) -> list[dict[str, object]]:
+def _finish(original: ModelFile, layout: Layout, work: Work, output: Path) -> list[dict[str, object]]:
     """Write the whole model into the work directory."""
     config = original.config
     layers, entries = work.layers(config.num_layers)
     names = ["token_embd.weight"] if config.tied_embeddings else ["token_embd.weight", "output.weight"]
     around = []
     for name in names:
-        stored = layout.embedding(name, original.weights.matrix(name, (config.vocab_size, config.hidden_size)))
+        stored = layout.embedding(name, original.matrix(name, (config.vocab_size, config.hidden_size)))
         around.append(stored)
         entries.append(entry(name, (config.vocab_size, config.hidden_size), [stored.dtype], [stored]))
-    norm = layout.vector("output_norm.weight", original.weights.vector("output_norm.weight", config.hidden_size))
+    norm = layout.vector("output_norm.weight", original.vector("output_norm.weight", config.hidden_size))
     place = work.path / "model"
     if place.is_dir():
         shutil.rmtree(place)

@@ -1,53 +1,71 @@
-"""The model that is quantised: weights, tokenizer, and the texts that go beside them, from a file of either format."""
+"""The texts that go beside a model's weights, in either format, made of a model file of either format."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from prolepsis.model.config import ModelConfig
-from prolepsis.model.gguf_file import GGUFFile
-from prolepsis.model.tokenizer import Tokenizer
+from prolepsis.errors import ModelFileError
+from prolepsis.model.chat_template import ChatTemplate
+from prolepsis.model.checkpoint import CONFIG, Checkpoint
+from prolepsis.model.hf_tokenizer import TOKENIZER
+from prolepsis.model.model_file import GGUFModel, ModelFile
+from prolepsis.model.safetensors_file import read_json
 from prolepsis.model.tokenizer_json import tokenizer_config, tokenizer_json
 from prolepsis.quantize.config_json import config_json, generation_json
-from prolepsis.quantize.source import GGUFSource, Source
+from prolepsis.quantize.gguf_keys import model_keys, tokenizer_keys
 
 _RETYPED = ("general.file_type", "general.quantization_version")
+_NOT_OF_THIS = ("quantization_config", "dtype", "torch_dtype")
+_COPIED = (
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
 
 
-@dataclass(frozen=True)
-class Original:
-    """path: of the file or directory; weights: by canonical names."""
+def checkpoint_files(model: ModelFile) -> Mapping[str, str | bytes]:
+    """The files of a Hugging Face directory beside the weights, by name: float16 where those are not quantised.
 
-    path: Path
-    file: GGUFFile
-    config: ModelConfig
-    tokenizer: Tokenizer
-    weights: Source
+    Raises ModelFileError for what they cannot say.
+    """
+    if isinstance(model, Checkpoint):
+        paths = {name: model.path / name for name in _COPIED}
+        config = {key: value for key, value in read_json(model.path / CONFIG).items() if key not in _NOT_OF_THIS}
+        copied = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
+        return {**copied, CONFIG: json.dumps({**config, "torch_dtype": "float16"})}
+    assert isinstance(model, GGUFModel)
+    metadata, tokenizer = model.file.metadata, model.tokenizer
+    texts = {
+        CONFIG: config_json(model.config, tokenizer),
+        "generation_config.json": generation_json(tokenizer),
+        "tokenizer_config.json": tokenizer_config(metadata, tokenizer, model.config.max_context),
+    }
+    files = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in texts.items()}
+    return {**files, TOKENIZER: tokenizer_json(metadata, tokenizer)}
 
-    @staticmethod
-    def open(path: Path) -> "Original":
-        """The model at `path`. Raises ModelFileError for one that cannot be read."""
-        file = GGUFFile.open(path)
-        config, tokenizer = ModelConfig.from_gguf(file), Tokenizer.from_gguf(file)
-        return Original(path, file, config, tokenizer, GGUFSource(file))
 
-    def fingerprint(self) -> str:
-        """Hash of all of it."""
-        return self.file.fingerprint()
+def gguf_metadata(model: ModelFile) -> Mapping[str, Any]:
+    """The keys of a GGUF file, but those that tell how it is quantised.
 
-    def checkpoint_files(self) -> Mapping[str, str | bytes]:
-        """The text files of a Hugging Face directory, by name. Raises ModelFileError for what they cannot say."""
-        metadata, tokenizer = self.file.metadata, self.tokenizer
-        texts = {
-            "config.json": config_json(self.config, tokenizer),
-            "generation_config.json": generation_json(tokenizer),
-            "tokenizer_config.json": tokenizer_config(metadata, tokenizer, self.config.max_context),
-        }
-        files = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in texts.items()}
-        return {**files, "tokenizer.json": tokenizer_json(metadata, tokenizer)}
+    Raises ModelFileError for what they cannot say.
+    """
+    if isinstance(model, GGUFModel):
+        return {key: value for key, value in model.file.encoded_metadata().items() if key not in _RETYPED}
+    assert isinstance(model, Checkpoint)
+    values, config = read_json(model.path / TOKENIZER), read_json(model.path / CONFIG)
+    keys = model_keys(model.config) | tokenizer_keys(values, model.tokenizer, config.get("eos_token_id"))
+    template = _template(model)
+    return keys if template is None else keys | {"tokenizer.chat_template": template.source}
 
-    def gguf_metadata(self) -> Mapping[str, Any]:
-        """The keys of a GGUF file, but those that tell how it is quantised."""
-        return {key: value for key, value in self.file.encoded_metadata().items() if key not in _RETYPED}
+
+def _template(model: ModelFile) -> ChatTemplate | None:
+    try:
+        return model.chat_template
+    except ModelFileError:
+        return None

@@ -52,7 +52,9 @@ def test_logits_against_numpy(tmp_path, options, limit, kv_dtype):
     assert kl_divergence(exact, ours).mean() < limit**2
 
 
-@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0", "Q6_K", "Q4_1", "Q4_0"])
+@pytest.mark.parametrize(
+    "type_name", ["F32", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_1", "IQ4_XS", "Q4_0", "Q3_K_M"]
+)
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16"])
 def test_log_probabilities_against_llama_cpp(type_name, kv_dtype):
     ids = json.loads((DATA / "ids.json").read_text())

@@ -101,6 +101,14 @@ def test_fingerprint_is_xxh3_of_the_file_and_changes_with_any_byte(tmp_path):
     assert GGUFFile.open(other).fingerprint() != before
 
 
+@pytest.mark.parametrize("beside", ["bias", "scale"])
+def test_what_a_product_does_not_compute_is_refused(tmp_path, beside):
+    infos = [info("q.weight", (32, 2), F32_TYPE, 0), info(f"q.{beside}", (2,), F32_TYPE, 256)]
+    with pytest.raises(ModelFileError, match=f"tensor 'q.{beside}' is there: a {beside} is not supported"):
+        GGUFFile.open(written(tmp_path, gguf([], infos, bytes(256) + b"\1" * 8))).matrix("q.weight", (2, 32))
+    GGUFFile.open(written(tmp_path, gguf([], infos, bytes(264)))).matrix("q.weight", (2, 32))
+
+
 def test_version_2_is_read(tmp_path):
     assert GGUFFile.open(written(tmp_path, gguf([key("a", U32, 1)], version=2))).metadata == {"a": 1}
 

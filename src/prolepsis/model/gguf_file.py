@@ -65,8 +65,12 @@ class GGUFFile:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """The matrix of that name and shape. Raises ModelFileError where there is none, or of a type that is not
-        supported."""
+        supported, or with a bias or a scale beside it."""
         tensor = self._tensor(name, shape)
+        for beside in ("bias", "scale"):
+            other = self.tensors.get(f"{name.removesuffix('weight')}{beside}")
+            if other is not None and other.data.any():
+                raise ModelFileError(f"{self.path}: tensor {other.name!r} is there: a {beside} is not supported")
         return matrix_of(f"{self.path}: tensor {name!r}", tensor.type_name, shape, tensor.data)
 
     def vector(self, name: str, width: int) -> NDArray[np.float32]:

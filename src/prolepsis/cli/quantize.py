@@ -35,10 +35,14 @@ def quantize(
         str,
         typer.Option(
             help="rtn: each weight to the nearest. gptq: columns make up for each other's errors. awq: columns that "
-            "matter are scaled up first. All but rtn need --calibration; rtn to a GGUF type is better with it."
+            "matter are scaled up first. mixed: gptq with bits where they count, 2 to 8 in one "
+            "model (EXL2). All but rtn need --calibration; rtn to a GGUF type is better with it."
         ),
     ] = "gptq",
-    bits: Annotated[int | None, typer.Option(help=f"Of a weight: {', '.join(map(str, BITS))}. Default: 4.")] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(help=f"Of a weight: {', '.join(map(str, BITS))}; for mixed an average, such as 4.5. Default: 4."),
+    ] = None,
     group_size: Annotated[
         int | None,
         typer.Option(help="Columns that share a scale; 0: all. Default: 128, or less where that divides no row."),
@@ -72,7 +76,7 @@ def quantize(
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what OUTPUT.part holds.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Make a quantised model of another: a Hugging Face directory in GPTQ's or AWQ's layout, or a GGUF file."""
+    """Make a quantised model of another: a Hugging Face directory in GPTQ's, AWQ's or EXL2's layout, or a GGUF file."""
     gguf = choice(format_, "--format", FORMATS) == "gguf"
     choice(method, "--method", METHODS)
     if gguf and (bits is not None or group_size is not None):

@@ -1,4 +1,4 @@
-"""Hugging Face directories in the layouts of GPTQ and AWQ."""
+"""Hugging Face directories."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,81 +6,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prolepsis.errors import InputError
-from prolepsis.kernels.kinds import KINDS
-from prolepsis.quant.awq_layout import pack_awq
-from prolepsis.quant.gptq_layout import pack_gptq
-from prolepsis.quant.matrix import Codes, HeldMatrix, Matrix
+from prolepsis.quant.matrix import HeldMatrix, Matrix
 from prolepsis.quantize.layouts import Floats, gathered, halves, row_chunks
 from prolepsis.quantize.names import checkpoint_name
+from prolepsis.quantize.packings import Packing
 from prolepsis.quantize.stored import Stored, write_safetensors
 from prolepsis.store import replace_file
 
 SHARD_BYTES = 4 << 30
 
-_ROWS = {2: 16, 3: 32, 4: 8, 8: 4}  # rows whose zero points fill words
-
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """bits, group (0: whole rows), symmetric, act_order: of the codes. method: what made them, "rtn", "gptq" or "awq".
-    files: the text files beside the tensors, by name, of which "config.json" gets the quantisation's keys.
+    """packing: of the layers' matrices. files: the text files beside the tensors, by name, of which "config.json" gets
+    the quantisation's keys."""
 
-    AWQ's own layout has 4 bits only; its matrices of other bits, whose scales are in other tensors all the same, are
-    written as GPTQ's. Zero points that vary are written in version 2 of GPTQ's layout, as version 1 cannot say 0.
-    """
-
-    bits: int
-    group: int
-    symmetric: bool
-    act_order: bool
-    method: str
+    packing: Packing
     files: Mapping[str, str | bytes]
 
     rope_style = "half"
 
-    @property
-    def is_awq(self) -> bool:
-        """Whether it is AWQ's own layout."""
-        return self.method == "awq" and self.bits == 4
-
-    @property
-    def version(self) -> int:
-        """Of GPTQ's layout."""
-        return 1 if self.symmetric else 2
-
     def check(self, shapes: dict[str, tuple[int, int]]) -> None:
         """See `Layout`."""
+        unit = self.packing.rows
         for part, (rows, _) in shapes.items():
-            if rows % _ROWS[self.bits]:
+            if rows % unit:
                 raise InputError(
-                    f"{part} has {rows} rows, which {self.bits} bits need a multiple of {_ROWS[self.bits]} of; choose "
-                    "other --bits, or --format gguf"
+                    f"{part} has {rows} rows, and this format needs a multiple of {unit}; choose other --bits, or "
+                    "--format gguf"
                 )
 
     def matrix(self, name: str, matrix: HeldMatrix) -> list[Stored]:
         """See `Layout`."""
-        (part,) = matrix.parts
-        assert isinstance(part, Codes)
-        assert part.zeros is not None
         stem = checkpoint_name(name).removesuffix("weight")
-        scales = Stored.of(stem + "scales", np.ascontiguousarray(part.scales.T))
-        if self.is_awq:
-            packed = {"qweight": pack_awq(part.codes), "qzeros": pack_awq(part.zeros)}
-            return [*(Stored.of(stem + key, words) for key, words in packed.items()), scales]
-        columns = matrix.shape[1]
-        group_of = np.arange(columns, dtype=np.int32) // matrix.forms[0].group
-        codes = part.codes
-        if matrix.order is not None:
-            codes = np.empty_like(codes)
-            codes[:, matrix.order] = part.codes
-            sorted_groups, group_of = group_of, np.empty_like(group_of)
-            group_of[matrix.order] = sorted_groups
-        words, zeros = pack_gptq(codes, part.zeros, KINDS[matrix.forms[0].kind].bits, self.version)
-        named = {"qweight": words, "qzeros": zeros, "g_idx": group_of}
-        return [*(Stored.of(stem + key, values) for key, values in named.items()), scales]
+        return [Stored.of(stem + key, values) for key, values in self.packing.tensors(matrix).items()]
 
     def vector(self, name: str, values: Floats) -> Stored:
         """See `Layout`."""
@@ -105,37 +65,12 @@ class CheckpointLayout:
             where = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
             total = sum(tensor.nbytes for tensor in tensors)
             files["model.safetensors.index.json"] = _text({"metadata": {"total_size": total}, "weight_map": where})
-        config = json.loads(files["config.json"])
-        files["config.json"] = _text({**config, "quantization_config": self.quantization_config()})
-        files["quantize_config.json"] = _text(self.quantization_config())
+        quantization = self.packing.config()
+        files["config.json"] = _text({**json.loads(files["config.json"]), "quantization_config": quantization})
+        files["quantize_config.json"] = _text(quantization)
         for name, text in files.items():
             with replace_file(place / name) as file:
                 file.write(text.encode() if isinstance(text, str) else text)
-
-    def quantization_config(self) -> dict[str, Any]:
-        """What `transformers`, vLLM and GPTQModel want to know."""
-        group = self.group or -1
-        if self.is_awq:
-            return {
-                "quant_method": "awq",
-                "bits": self.bits,
-                "group_size": group,
-                "zero_point": True,
-                "version": "gemm",
-                "modules_to_not_convert": None,
-            }
-        form = "gptq" if self.version == 1 else "gptq_v2"
-        return {
-            "quant_method": "gptq",
-            "bits": self.bits,
-            "group_size": group,
-            "desc_act": self.act_order and self.method == "gptq",
-            "sym": self.symmetric,
-            "lm_head": False,
-            "checkpoint_format": form,
-            "pack_dtype": "int32",
-            "true_sequential": True,
-        }
 
 
 def _text(value: dict[str, Any]) -> str:

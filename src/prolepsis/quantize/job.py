@@ -18,9 +18,11 @@ from prolepsis.quantize.checkpoint_layout import CheckpointLayout
 from prolepsis.quantize.gguf_layout import GGUFLayout
 from prolepsis.quantize.layer import NORMS, shapes, tensor_name
 from prolepsis.quantize.layouts import Layout, MovedRows
+from prolepsis.quantize.mixed import Measure, choose
 from prolepsis.quantize.names import rows_for
 from prolepsis.quantize.options import Options
 from prolepsis.quantize.original import checkpoint_files, gguf_metadata
+from prolepsis.quantize.packings import AwqPacking, Exl2Packing, GptqPacking, Packing
 from prolepsis.quantize.report import Report, entry, rows_of
 from prolepsis.quantize.samples import pieces
 from prolepsis.quantize.walk import LayerResult, Progress, embedded, walk
@@ -89,10 +91,18 @@ def _check_output(output: Path, source: Path, force: bool) -> None:
 def _layout(original: ModelFile, options: Options) -> Layout:
     if options.gguf_type is not None:
         return GGUFLayout(options.gguf_type, gguf_metadata(original), original.config.rope.frequency_factors)
+    return CheckpointLayout(_packing(original, options), checkpoint_files(original))
+
+
+def _packing(original: ModelFile, options: Options) -> Packing:
+    """AWQ's own layout has 4 bits and zero points; its matrices otherwise are in GPTQ's."""
+    if options.method == "mixed":
+        return Exl2Packing(options.bits)
     group = options.fitting_group(original.config)
+    if options.method == "awq" and options.bits == 4:
+        return AwqPacking(group)
     ordered = options.act_order and options.method == "gptq"
-    files = checkpoint_files(original)
-    return CheckpointLayout(options.bits, group, options.is_symmetric, ordered, options.method, files)
+    return GptqPacking(int(options.bits), group, options.is_symmetric, ordered)
 
 
 def _tokens(original: ModelFile, options: Options, texts: Sequence[str]) -> NDArray[np.int64] | None:
@@ -126,11 +136,47 @@ def _do_layers(
         note(f"going on after {done} of {config.num_layers} layers, which {work.path} holds")
     if done == config.num_layers:
         return
+    recipes, measuring = None, 0
+    if options.method == "mixed":
+        assert tokens is not None
+        measuring = 1
+        errors = _measured(original, tokens, work, progress, note)
+        recipes, _ = choose(config, errors, options.bits)
     hidden = None
     if tokens is not None:
         hidden = work.hidden(done) if done else embedded(original, config, tokens)
-    for result in walk(original, config, options.walker(config), hidden, done, progress):
+    walker = options.walker(config, recipes)
+    for result in walk(original, config, walker, hidden, done, _part_of(progress, measuring, measuring + 1)):
         _keep(original, layout, work, result)
+
+
+def _measured(
+    original: ModelFile,
+    tokens: NDArray[np.int64],
+    work: Work,
+    progress: Progress | None,
+    note: Callable[[str], None],
+) -> dict[str, list[float]]:
+    """What each matrix loses by each recipe."""
+    config = original.config
+    done = work.measured_layers()
+    if 0 < done < config.num_layers:
+        note(f"going on after measuring {done} of {config.num_layers} layers")
+    if done < config.num_layers:
+        hidden = work.hidden(done, "measured") if done else embedded(original, config, tokens)
+        measure = Measure()
+        for result in walk(original, config, measure, hidden, done, _part_of(progress, 0, 2)):
+            assert result.hidden is not None
+            work.keep_errors(result.layer, measure.errors, result.hidden)
+    return work.errors(config.num_layers)
+
+
+def _part_of(progress: Progress | None, part: int, parts: int) -> Progress | None:
+    """Progress of one of several walks of the same length."""
+    if progress is None:
+        return None
+    told = progress
+    return lambda done, total: told(part * total + done, parts * total)
 
 
 def _keep(original: ModelFile, layout: Layout, work: Work, result: LayerResult) -> None:

@@ -1,6 +1,6 @@
 """What a user may choose of a quantisation, checked, and what follows from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prolepsis.errors import InputError
@@ -9,9 +9,10 @@ from prolepsis.quant.grid import BlockGrid, Grid, IntegerGrid
 from prolepsis.quantize.gguf_rounding import Rounding
 from prolepsis.quantize.layer import shapes
 from prolepsis.quantize.methods import Awq, Gptq, Rtn
+from prolepsis.quantize.mixed import Mixed, Recipe
 from prolepsis.quantize.walk import Method
 
-METHODS = ("rtn", "gptq", "awq")
+METHODS = ("rtn", "gptq", "awq", "mixed")
 FORMATS = ("safetensors", "gguf")
 BITS = (2, 3, 4, 8)
 GROUPS = (128, 64, 32)
@@ -23,13 +24,14 @@ BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 @dataclass(frozen=True)
 class Options:
-    """method: one of `METHODS`. bits, group: of the codes; group 0 is a whole row, None the largest of `GROUPS` that
-    fits. symmetric: no zero points; None: what the method's files usually have. act_order: for gptq. samples, length:
-    how many pieces of how many tokens of the calibration texts; seed: which. gguf_type: for GGUF files, else None.
+    """method: one of `METHODS`. bits, group: of the codes; for "mixed" bits are an average of all that a matrix takes;
+    group 0 is a whole row, None the largest of `GROUPS` that fits. symmetric: no zero points; None: what the method's
+    files usually have. act_order: for gptq. samples, length: how many pieces of how many tokens of the calibration
+    texts; seed: which. gguf_type: for GGUF files, else None.
     """
 
     method: str = "gptq"
-    bits: int = 4
+    bits: float = 4
     group: int | None = None
     symmetric: bool | None = None
     act_order: bool = True
@@ -55,9 +57,12 @@ class Options:
 
     def check(self) -> None:
         """Raise InputError for values that cannot be, or not together."""
-        for flag, value, choices in (("--method", self.method, METHODS), ("--bits", self.bits, BITS)):
-            if value not in choices:
-                raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
+        if self.method not in METHODS:
+            raise InputError(f"--method {self.method!r} is not known; choose one of {', '.join(METHODS)}")
+        if self.method == "mixed":
+            self._check_mixed()
+        elif self.bits not in BITS:
+            raise InputError(f"--bits {self.bits:g}: --method {self.method} makes {', '.join(map(str, BITS))}")
         for flag, number, least in (("--samples", self.samples, 1), ("--length", self.length, 2)):
             if number < least:
                 raise InputError(f"{flag} must be at least {least}, not {number}")
@@ -69,11 +74,19 @@ class Options:
                 "scales are coded together; choose one of those, or --method rtn"
             )
 
+    def _check_mixed(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise InputError(f"--bits {self.bits:g}: --method mixed makes 2 to 8 on average")
+        if self.gguf_type is not None or self.group is not None or self.symmetric is not None:
+            raise InputError(
+                "--method mixed chooses groups itself and writes EXL2: leave --group-size, --sym and --format"
+            )
+
     def grid(self, config: ModelConfig, search: bool = False) -> Grid:
         """What codes of the layers' matrices are worth. Raises InputError for groups that do not divide their rows."""
         if self.gguf_type is not None:
             return BlockGrid(self.gguf_type, search)
-        return IntegerGrid(self.bits, self.fitting_group(config), self.is_symmetric, search)
+        return IntegerGrid(int(self.bits), self.fitting_group(config), self.is_symmetric, search)
 
     def fitting_group(self, config: ModelConfig) -> int:
         """The size of a group. Raises InputError where it does not divide the rows of all matrices."""
@@ -88,10 +101,12 @@ class Options:
             )
         return self.group
 
-    def walker(self, config: ModelConfig) -> Method:
-        """The method, ready for `walk`."""
+    def walker(self, config: ModelConfig, recipes: Mapping[str, Recipe] | None = None) -> Method:
+        """The method, ready for `walk`. recipes: for "mixed", of each matrix."""
         if self.method == "gptq":
             return Gptq(self.grid(config), self.act_order and self.gguf_type is None)
+        if self.method == "mixed":
+            return Mixed(dict(recipes or {}))
         if self.method == "awq":
             return Awq(self.grid(config), self.grid(config, search=True))
         return Rtn(self.grid(config)) if self.gguf_type is None else Rounding(self.gguf_type)

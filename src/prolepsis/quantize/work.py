@@ -36,16 +36,15 @@ class Work:
 
     def finished_layers(self, with_hidden: bool) -> int:
         """How many layers need not be done again."""
-        done = 0
-        while self._layer(done).exists():
-            done += 1
-        while with_hidden and done and not self._hidden(done).exists():
-            done -= 1
-        return done
+        return self._finished("layer", "hidden" if with_hidden else None)
 
-    def hidden(self, layers: int) -> NDArray[np.float32]:
-        """The hidden states after so many layers."""
-        values: NDArray[np.float32] = np.load(self._hidden(layers), allow_pickle=False)
+    def measured_layers(self) -> int:
+        """How many layers need not be measured again."""
+        return self._finished("errors", "measured")
+
+    def hidden(self, layers: int, of: str = "hidden") -> NDArray[np.float32]:
+        """The hidden states after so many layers, of the walk that quantises or ("measured") of that before it."""
+        values: NDArray[np.float32] = np.load(self._states(of, layers), allow_pickle=False)
         return values
 
     def keep_layer(
@@ -56,19 +55,27 @@ class Work:
         hidden: NDArray[np.float32] | None,
     ) -> None:
         """Save a finished layer. report: what is to be told of it at the end. Raises InputError for a full disk."""
-        with replace_file(self._layer(layer)) as file:
+        with replace_file(self._file("layer", layer)) as file:
             write_safetensors(file, tensors, {_REPORT: json.dumps(report)})
         if hidden is not None:
-            with replace_file(self._hidden(layer + 1)) as file:
-                np.save(file, hidden, allow_pickle=False)
-            with suppress(FileNotFoundError):
-                self._hidden(layer).unlink()
+            self._keep_states("hidden", layer, hidden)
+
+    def keep_errors(self, layer: int, errors: Mapping[str, Sequence[float]], hidden: NDArray[np.float32]) -> None:
+        """Save what was measured of a layer."""
+        with replace_file(self._file("errors", layer)) as file:
+            file.write(json.dumps(errors).encode())
+        self._keep_states("measured", layer, hidden)
+
+    def errors(self, count: int) -> dict[str, list[float]]:
+        """What was measured of `count` layers."""
+        files = [self._file("errors", layer).read_text("utf-8") for layer in range(count)]
+        return {name: values for text in files for name, values in json.loads(text).items()}
 
     def layers(self, count: int) -> tuple[list[Stored], list[dict[str, Any]]]:
         """The tensors of `count` finished layers, mapped from disk, and what is to be told of them."""
         tensors, report = [], []
         for layer in range(count):
-            path = self._layer(layer)
+            path = self._file("layer", layer)
             header, begin = _header(path)
             report += json.loads(header.pop("__metadata__")[_REPORT])
             data = np.memmap(path, np.uint8, "r", begin)
@@ -78,11 +85,25 @@ class Work:
             ]
         return tensors, report
 
-    def _layer(self, layer: int) -> Path:
-        return self.path / f"layer-{layer:05d}"
+    def _finished(self, of: str, states: str | None) -> int:
+        done = 0
+        while self._file(of, done).exists():
+            done += 1
+        while states and done and not self._states(states, done).exists():
+            done -= 1
+        return done
 
-    def _hidden(self, layers: int) -> Path:
-        return self.path / f"hidden-{layers}.npy"
+    def _keep_states(self, of: str, layer: int, hidden: NDArray[np.float32]) -> None:
+        with replace_file(self._states(of, layer + 1)) as file:
+            np.save(file, hidden, allow_pickle=False)
+        with suppress(FileNotFoundError):
+            self._states(of, layer).unlink()
+
+    def _file(self, of: str, layer: int) -> Path:
+        return self.path / f"{of}-{layer:05d}"
+
+    def _states(self, of: str, layers: int) -> Path:
+        return self.path / f"{of}-{layers}.npy"
 
 
 @contextmanager

@@ -268,7 +268,7 @@ def _mxfp4(columns: int, source: Bytes) -> tuple[Form, Callable[[Bytes], Codes |
 
     blocks = source.reshape(-1, 17)
     if any(outliers(blocks[start : start + _SCAN_BLOCKS]) for start in range(0, len(blocks), _SCAN_BLOCKS)):
-        return Form("F32", columns), lambda raw: dequantize(raw, GGMLQuantizationType.MXFP4).view(np.uint32)
+        return Form("F32", columns), _mxfp4_floats
 
     def decode(raw: Bytes) -> Codes:
         blocks = _blocks("MXFP4", raw)
@@ -277,3 +277,8 @@ def _mxfp4(columns: int, source: Bytes) -> tuple[Form, Callable[[Bytes], Codes |
         return _by_rows(len(raw), Codes(codes, powers.astype(np.float16)))
 
     return Form("MXFP4", columns, exponent=least + 24 - 128), decode
+
+
+def _mxfp4_floats(raw: Bytes) -> Words:
+    with np.errstate(over="ignore"):  # of scales that no float32 can hold times a code
+        return dequantize(raw, GGMLQuantizationType.MXFP4).view(np.uint32)

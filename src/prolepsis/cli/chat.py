@@ -14,6 +14,7 @@ from prolepsis.cli.console import (
     DraftOption,
     DraftTokensOption,
     DtypeOption,
+    EvictOption,
     MemoryOption,
     ModelArgument,
     PrecisionOption,
@@ -22,6 +23,7 @@ from prolepsis.cli.console import (
     err,
     load,
     note,
+    note_evictions,
     note_failed_drafts,
     show,
 )
@@ -73,6 +75,7 @@ def chat(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    kv_evict: EvictOption = "none",
     precision: PrecisionOption = "high",
     draft: DraftOption = "none",
     draft_tokens: DraftTokensOption = "auto",
@@ -89,6 +92,8 @@ def chat(
         seed=seed,
     )
     kind = predictor_kind(predictor)
+    if session is not None and kv_evict != "none":
+        raise InputError("--session keeps K and V of every token, and --kv-evict drops some: leave out one of them")
     if session is not None:
         require_writable(session)
     llm = load(
@@ -96,6 +101,7 @@ def chat(
         max_context=max_context,
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
+        kv_evict=kv_evict,
         precision=precision,
         draft=draft,
         draft_tokens=draft_tokens,
@@ -113,6 +119,7 @@ def chat(
             save_session(session, llm, conversation.sequence, conversation.messages, profile=coded_with)
             note(f"saved {conversation.sequence.num_cached} tokens to {session}")
         note_failed_drafts(llm)
+        note_evictions(llm)
 
 
 def _open_conversation(

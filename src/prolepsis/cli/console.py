@@ -33,6 +33,13 @@ MemoryOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option(help="Number format of the KV cache: bf16, fp16, fp8 (same as fp8_e4m3), fp8_e5m2, int8 or int4.")
 ]
+EvictOption = Annotated[
+    str,
+    typer.Option(
+        help="What long sequences forget. none, or h2o:BUDGET: of more than BUDGET tokens (h2o:512), or such a "
+        "share of the context (h2o:20%), those that least attention was paid to. Lossy."
+    ),
+]
 PrecisionOption = Annotated[
     str,
     typer.Option(
@@ -65,6 +72,7 @@ def load(
     max_context: int | None = None,
     kv_memory: str | None = None,
     kv_dtype: str = "bf16",
+    kv_evict: str = "none",
     precision: str = "high",
     draft: str = "none",
     draft_tokens: str = "auto",
@@ -77,6 +85,7 @@ def load(
             max_context=max_context,
             kv_memory=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
             kv_dtype=kv_dtype,
+            kv_evict=kv_evict,
             precision=choice(precision, "--precision", tuple(PRECISIONS)),
             draft=draft,
             draft_tokens=_draft_tokens(draft_tokens),
@@ -97,6 +106,15 @@ def note_failed_drafts(llm: LLM) -> None:
     speculation = llm.engine.speculation
     if speculation is not None and speculation.failure is not None:
         note(f"went on without drafts: {speculation.failure}", "yellow")
+
+
+def note_evictions(llm: LLM) -> None:
+    """Say so where tokens were forgotten."""
+    if llm.runner.evicted_tokens:
+        note(
+            f"--kv-evict: {llm.runner.evicted_tokens} tokens were dropped from the cache; this output is lossy",
+            "yellow",
+        )
 
 
 def _draft_tokens(text: str) -> int | None:

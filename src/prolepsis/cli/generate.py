@@ -13,6 +13,7 @@ from prolepsis.cli.console import (
     DraftOption,
     DraftTokensOption,
     DtypeOption,
+    EvictOption,
     JsonOption,
     MemoryOption,
     ModelOption,
@@ -21,6 +22,7 @@ from prolepsis.cli.console import (
     bar,
     load,
     note,
+    note_evictions,
     note_failed_drafts,
     print_json,
     read_text,
@@ -101,6 +103,7 @@ def generate(
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
+    kv_evict: EvictOption = "none",
     precision: PrecisionOption = "high",
     draft: DraftOption = "none",
     draft_tokens: DraftTokensOption = "auto",
@@ -162,6 +165,7 @@ def generate(
         max_context=max_context,
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
+        kv_evict=kv_evict,
         precision=precision,
         draft=draft,
         draft_tokens=draft_tokens,
@@ -174,6 +178,7 @@ def generate(
     else:
         completions = llm.generate([tokens], params, progress=True)
     note_failed_drafts(llm)
+    note_evictions(llm)
     if draft != "none" and beam_width is not None:
         note("a beam search makes no use of --draft")
     failed = next((each.error for each in completions if each.error is not None), None)
@@ -221,6 +226,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _as_json(completion: Completion, llm: LLM) -> dict[str, object]:
     record = {**asdict(completion), "statistics": completion.statistics.summary()}
     del record["error"]
+    record["lossy"] = completion.evicted_tokens > 0
     record["logprobs"] = [
         {
             "token": token.token,

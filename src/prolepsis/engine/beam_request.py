@@ -33,6 +33,7 @@ class BeamRequest(Task):
         eos_ids = tokenizer.eos_ids if tokenizer is not None else ()
         self._search = BeamSearch(sequence, params, vocab_size, eos_ids, context)
         self._error: Exception | None = None
+        self._evicted = 0
 
     @property
     def finished(self) -> bool:
@@ -47,6 +48,7 @@ class BeamRequest(Task):
 
     def advance(self, logits: NDArray[np.float32]) -> list[Delta]:
         """See `Task`. All is told at once, in the end: the best hypothesis."""
+        self._evicted = max(sequence.table.evicted for sequence in self.sequences)
         over = self._search.advance(logits)
         self.sequences = self._search.sequences
         if not over:
@@ -66,6 +68,7 @@ class BeamRequest(Task):
         outcome = Completion(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self.statistics.cached_tokens,
+            evicted_tokens=self._evicted,
             error=self._error,
             statistics=self.statistics,
         )

@@ -29,6 +29,8 @@ class Completion:
     prompt_tokens: int = 0
     cached_tokens: int = field(default=0, compare=False)
     """Tokens of the prompt whose K and V were in the cache already."""
+    evicted_tokens: int = 0
+    """Tokens whose K and V were dropped on the way (`kv_evict`): above 0, the output is not that of the full cache."""
     seed: int | None = 0
     """The seed that repeats this completion; None where drafts had a say in which of the possible ones it is."""
     cumulative_logprob: float | None = None

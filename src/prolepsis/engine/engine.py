@@ -79,11 +79,12 @@ class Engine:
 
     def require_fits(self, task: Task) -> None:
         """Raise InputError if the engine could not hold a request even alone."""
-        cache = self.runner.cache
-        blocks = task.width * -(-task.most_tokens // cache.block_size)
+        cache, eviction = self.runner.cache, self.runner.eviction
+        most_held = task.most_tokens if eviction is None else min(task.most_tokens, eviction.budget)
+        blocks = task.width * -(-most_held // cache.block_size)
         if blocks > cache.pool.num_blocks:
             raise InputError(
-                f"the request may grow to {task.width} sequence(s) of {task.most_tokens} tokens, {blocks} blocks, but "
+                f"the request may grow to {task.width} sequence(s) that hold {most_held} tokens, {blocks} blocks, but "
                 f"the KV cache has {cache.pool.num_blocks}: lower max_tokens or beam_width, or raise kv_memory"
             )
         if task.width > self._max_running:
@@ -159,6 +160,7 @@ class Engine:
             coded_bytes=0 if swap is None else swap.statistics.coded_bytes,
             prefix_asked=0 if prefix is None else prefix.tokens_asked,
             prefix_found=0 if prefix is None else prefix.tokens_found,
+            evicted_tokens=self.runner.evicted_tokens,
             waste=self._wasted / max(self._slots, 1),
             drafts=self._drafts,
         )

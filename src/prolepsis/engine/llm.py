@@ -32,6 +32,7 @@ from prolepsis.errors import InputError
 from prolepsis.kernels import compiled_before
 from prolepsis.kernels.team import MAX_THREADS
 from prolepsis.kv.cache import PagedKVCache
+from prolepsis.kv.eviction import Eviction
 from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
@@ -64,6 +65,7 @@ class LLM:
         max_context: int | None = None,
         kv_memory: int | None = None,
         kv_dtype: str = "bf16",
+        kv_evict: str | None = None,
         block_size: int = 32,
         precision: str = "high",
         threads: int | None = None,
@@ -82,6 +84,9 @@ class LLM:
         kv_memory: bytes for the KV cache; by default a quarter of free memory, or what `max_running` longest sequences
         take if that is less. The system supplies them as they are first used.
         kv_dtype: "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8" or "int4".
+        kv_evict: None or "none" keeps every token; "h2o:512" or "h2o:20%" drops, of a sequence that holds so many, or
+        such a share of max_context, the tokens that least attention was paid to (`prolepsis.kv.eviction`). Lossy, and
+        without drafts, prefix caching, swapping and sessions.
         block_size: tokens in a block of the cache, 16 or 32.
         precision: "high" keeps 16 bits of each activation; "fast" keeps 8, as most engines do.
         threads: by default one for each core.
@@ -100,6 +105,11 @@ class LLM:
         """
         _check_threads(threads)
         check_drafting(draft, draft_tokens)
+        evicts = kv_evict not in (None, "none")
+        if evicts and draft not in (None, "none"):
+            raise InputError(
+                "kv_evict and draft exclude each other: the attention of drafts that are refused cannot be taken back"
+            )
         _check_choice("block_size", block_size, BLOCK_SIZES)
         _check_choice("precision", precision, tuple(PRECISIONS))
         _check_choice("preemption", preemption, PREEMPTIONS)
@@ -114,29 +124,31 @@ class LLM:
         self._check_context(max_context)
         longest = max_context or min(self.config.max_context, _LONGEST)
         require_memory(f"the model {self.name}", self._file.size)
+        eviction = Eviction.named(kv_evict or "", longest) if evicts else None
+        most_held = longest if eviction is None else min(longest, eviction.budget)
         self._cache = new_cache(
             self.config,
             dtype=kv_dtype,
             block_size=block_size,
             budget=kv_memory,
-            max_context=max_context,
-            longest=longest,
+            max_context=None if max_context is None else most_held,
+            longest=most_held,
             sequences=max_running,
         )
         held = self._cache.pool.num_blocks * block_size
-        self.max_context = min(longest, held)
-        decoder = Decoder.load(self._file, self.config, self.max_context, CHUNK, threads, precision)
-        self.runner = Runner(decoder, self._cache)
+        self.max_context = longest if held >= most_held else held
+        decoder = Decoder.load(self._file, self.config, self.max_context, CHUNK, threads, precision, evicts)
+        self.runner = Runner(decoder, self._cache, eviction)
         cache_bytes = held * self._cache.bytes_per_token
         swap = None
-        if preemption == "swap":
+        if preemption == "swap" and not evicts:
             swap = SwapSpace(
                 self._cache,
                 self.rope,
                 cache_bytes // 2 if swap_memory is None else swap_memory,
                 cache_bytes if swap_disk is None else swap_disk,
             )
-        prefix = PrefixIndex(self._cache.pool, block_size) if prefix_caching else None
+        prefix = PrefixIndex(self._cache.pool, block_size) if prefix_caching and not evicts else None
         drafter = new_drafter(draft, self._file, decoder, self._cache)
         self._speculation = None if drafter is None else Speculation(drafter, draft_tokens)
         self.engine = Engine(self.runner, prefix, swap, max_running, speculation=self._speculation)

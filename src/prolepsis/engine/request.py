@@ -67,6 +67,7 @@ class Request(Task):
     def _take(self, sampled: SampledToken, logits: NDArray[np.float32]) -> Delta:
         done = self.completion
         done.token_ids.append(sampled.token)
+        done.evicted_tokens = self.sequence.table.evicted
         if self.params.logprobs is not None:
             done.logprobs.append(sampled)
         if self.params.needs_logprobs:

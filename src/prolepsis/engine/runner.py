@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from prolepsis.engine.sequence import Sequence
 from prolepsis.kv.cache import PagedKVCache
+from prolepsis.kv.eviction import EvictingTable, Eviction
 from prolepsis.model.decoder import Decoder, Rows
 
 CHUNK = 256  # tokens of a prompt run at once; chunks end at multiples of this
@@ -18,14 +19,20 @@ Progress = Callable[[int, int], None]
 class Runner:
     """A decoder and the cache its sequences share. Not for use by two threads at once."""
 
-    def __init__(self, decoder: Decoder, cache: PagedKVCache) -> None:
+    def __init__(self, decoder: Decoder, cache: PagedKVCache, eviction: Eviction | None = None) -> None:
+        """`eviction`: what sequences drop, with a decoder that keeps queries; None: nothing."""
         self.decoder = decoder
         self.cache = cache
+        self.eviction = eviction
+        self.evicted_tokens = 0
+        """Tokens that were dropped so far."""
         self._pool = decoder.pool_view(cache)
 
     def new_sequence(self, tokens: Many[int] = ()) -> Sequence:
         """A sequence that holds no blocks yet."""
-        return Sequence(self.cache.new_table(), tokens)
+        if self.eviction is None:
+            return Sequence(self.cache.new_table(), tokens)
+        return Sequence(EvictingTable(self.cache.pool, self.cache.block_size, self.eviction), tokens)
 
     def prefill(self, sequence: Sequence, progress: Progress | None = None) -> NDArray[np.float32]:
         """Run all pending tokens; returns the logits after the last, float32 [vocab].
@@ -39,7 +46,7 @@ class Runner:
         left = total
         while True:
             start = sequence.num_cached
-            count = min(left, CHUNK - start % CHUNK)
+            count = min(left, CHUNK - start % CHUNK, sequence.table.room)
             last = count == left
             logits = self.run([(sequence, count, "last" if last else "none")])
             left -= count
@@ -51,7 +58,7 @@ class Runner:
     def all_logits(self, sequence: Sequence) -> NDArray[np.float32]:
         """Run the next chunk of pending tokens; returns the logits after each of them, float32 [n, vocab]."""
         start = sequence.num_cached
-        count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK)
+        count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK, sequence.table.room)
         return self.run([(sequence, count, "all")]).copy()
 
     def step(self, sequences: Many[Sequence]) -> NDArray[np.float32]:
@@ -75,10 +82,20 @@ class Runner:
                 count = len(tokens)
                 self.cache.copy_blocks(sequence.table.prepare_write(count))
                 sequence.table.append(count)
-                batch.append(Rows(tokens, start, sequence.table.blocks, logits))
-            return self.decoder.forward(self._pool, batch)
+                batch.append(Rows(tokens, start, sequence.table.blocks, logits, sequence.table.evicted))
+            found = self.decoder.forward(self._pool, batch)
+            if self.eviction is not None:
+                self._evict([sequence for sequence, _, _ in parts])
+            return found
         except BaseException:
             # Interrupted or out of blocks: a token counts as cached only once its K and V are.
             for (sequence, _, _), length in zip(parts, before, strict=True):
                 sequence.table.truncate(length)
             raise
+
+    def _evict(self, sequences: Many[Sequence]) -> None:
+        """Let the sequences of the last pass drop what was paid least attention to."""
+        tables = [sequence.table for sequence in sequences if isinstance(sequence.table, EvictingTable)]
+        masses = self.decoder.attention_mass([table.first_unseen for table in tables])
+        for table, mass in zip(tables, masses, strict=True):
+            self.evicted_tokens += table.observe(mass)

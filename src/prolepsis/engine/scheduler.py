@@ -224,7 +224,9 @@ class Scheduler:
             task.found(found if task.reads_its_prompt else 0)
         waiting = self._without_doubles([(task, sequence) for task in tasks for sequence in task.sequences])
         # Of several sequences, the last tokens are run together, in one pass.
-        wanted = [sequence.num_pending - (len(task.sequences) > 1) for task, sequence in waiting]
+        wanted = [
+            min(sequence.num_pending - (len(task.sequences) > 1), sequence.table.room) for task, sequence in waiting
+        ]
         counts = share_budget(wanted, budget)
         for (task, sequence), want, count in zip(waiting, wanted, counts, strict=True):
             if task.state != "running":

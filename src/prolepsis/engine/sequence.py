@@ -30,7 +30,7 @@ class Sequence:
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
         del self.tokens[length:]
-        self.table.truncate(min(length, self.table.length))
+        self.table.rewind(min(length, self.table.length))
 
     def replace(self, tokens: Tokens[int]) -> None:
         """Hold `tokens` instead, keeping what is cached of those that both begin with."""
@@ -39,7 +39,7 @@ class Sequence:
             if ours != theirs:
                 break
             same += 1
-        self.table.truncate(same)
+        self.table.rewind(same)
         self.tokens[:] = tokens
 
     def release(self) -> None:

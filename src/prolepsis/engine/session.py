@@ -75,6 +75,7 @@ def save_session(
 
     Raises InputError if it cannot be written, and BusyError, one of them, while another process saves to it.
     """
+    _require_whole(llm)
     cached = sequence.num_cached
     if cached == 0:
         raise InputError(f"{os.fspath(path)}: there is nothing to save, the session has no computed token")
@@ -95,6 +96,7 @@ def write_session(
     profile: AnyProfile | None = None,
 ) -> SaveReport:
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
+    _require_whole(llm)
     cached, whole = sequence.num_cached, None
     dtype, rope = llm.kv_cache.dtype, llm.rope
     if profile is None:
@@ -116,6 +118,14 @@ def write_session(
         writer.add(whole, sequence.tokens[:cached])
     writer.finish(_pack_metadata(sequence, messages))
     return SaveReport(cached, writer.header.predictor, writer.file_bytes, None)
+
+
+def _require_whole(llm: LLM) -> None:
+    """Raise InputError where sequences are not held whole."""
+    if llm.runner.eviction is not None:
+        raise InputError(
+            "sessions hold K and V of every token, and kv_evict drops some: leave out kv_evict, or do without sessions"
+        )
 
 
 def _append(
@@ -191,6 +201,7 @@ def load_session(
     Raises SegmentError (damaged, foreign, another model's), InputError (not readable, too long for the context),
     CapacityError (no room in the cache); nothing is kept of the session then.
     """
+    _require_whole(llm)
     with open_session(path, profile=profile, salvage=recompute) as reader:
         _require_ours(reader, llm)
         _find_profile(reader, llm, profile)

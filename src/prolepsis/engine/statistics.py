@@ -127,6 +127,8 @@ class EngineStatistics(NamedTuple):
     """Tokens looked for in the prefix cache ..."""
     prefix_found: int
     """... and found there."""
+    evicted_tokens: int
+    """Tokens whose K and V were dropped: above 0, outputs are not those of a full cache."""
     waste: float
     """Share of the slots in used blocks that held no token, over all passes: the paged pool's internal waste."""
     drafts: DraftStatistics

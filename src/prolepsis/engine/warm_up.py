@@ -20,6 +20,8 @@ def warm_up(llm: LLM) -> None:
     try:
         for _ in llm.run(llm.new_request(sequence, params)):
             pass
+        if llm.runner.eviction is not None:
+            return
         with tempfile.TemporaryDirectory(prefix="prolepsis-") as directory:
             path = Path(directory, "session.pkv")
             save_session(path, llm, sequence)

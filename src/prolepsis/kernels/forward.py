@@ -68,7 +68,10 @@ class Plan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for some rows, flat float32 but for the quantised activations."""
+    """Working memory for some rows, flat float32 but for the quantised activations.
+
+    query_step: from the queries of one layer to those of the next; 0 where each layer's take the place of the last's.
+    """
 
     activations: Activations
     stream: NDArray[np.float32]
@@ -78,10 +81,14 @@ class Scratch(NamedTuple):
     partial: NDArray[np.float32]
     partial_state: NDArray[np.float32]
     logits: NDArray[np.float32]
+    query_step: int
 
 
-def new_scratch(plan: Plan, kv_heads: int, head_dim: int, rows: int, positions: int, vocabulary: int) -> Scratch:
-    """Working memory for `rows` rows of sequences up to `positions` long; vocabulary: 0 where no logits are wanted."""
+def new_scratch(
+    plan: Plan, kv_heads: int, head_dim: int, rows: int, positions: int, vocabulary: int, keep_queries: bool = False
+) -> Scratch:
+    """Working memory for `rows` rows of sequences up to `positions` long; vocabulary: 0 where no logits are wanted;
+    keep_queries: those of every layer stay until the next pass."""
     heads_width, kv_width = plan.heads * head_dim, kv_heads * head_dim
     widest = max(plan.hidden, plan.intermediate, heads_width, 2 * kv_width)
     joined = max(heads_width + 2 * kv_width, 2 * plan.intermediate)
@@ -101,19 +108,24 @@ def new_scratch(plan: Plan, kv_heads: int, head_dim: int, rows: int, positions: 
         stream=floats(plan.hidden),
         change=floats(plan.hidden),
         projected=floats(joined),
-        query=floats(heads_width),
+        query=floats(heads_width * (plan.layers if keep_queries else 1)),
         partial=np.empty(shares * group_width, np.float32),
         partial_state=np.empty(2 * shares * group_width // head_dim, np.float32),
         logits=floats(-(-vocabulary // LANES) * LANES),
+        query_step=rows * heads_width if keep_queries else 0,
     )
 
 
 class Batch(NamedTuple):
-    """The rows of a pass, in arrays that hold the largest: tokens, sequences, positions, logit_rows int64 [rows]."""
+    """The rows of a pass, in arrays that hold the largest: int64 [rows] each.
+
+    slots: places in the block tables, which are the positions where nothing was evicted (`kv.eviction`).
+    """
 
     tokens: NDArray[np.int64]
     sequences: NDArray[np.int64]
     positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
     logit_rows: NDArray[np.int64]
     tiles: Tiles
 
@@ -146,7 +158,7 @@ def _quantise(plan, scratch, row, width, group):
 
 
 @njit(inline="always")
-def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position):
+def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position, slot):
     """Rotate a row's queries and keys, and put its keys and values into their slot.
 
     projected float32 [rows, heads + 2 kv_heads, head_dim]; query float32 [kv_heads, rows, group, head_dim]; both flat.
@@ -156,12 +168,12 @@ def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position):
     group = heads // kv_heads
     base, angle = row * (heads + 2 * kv_heads) * dim, position * (rotary // 2)
     for h in range(heads):
-        to = (((h // group) * rows + row) * group + h % group) * dim
+        to = layer * scratch.query_step + (((h // group) * rows + row) * group + h % group) * dim
         rotate_head(
             projected, base + h * dim, rotary, dim, plan.cos, plan.sin, angle, plan.score_scale, scratch.query, to
         )  # fmt: skip
-    block = layer * pool.num_blocks + tables[sequence, position // size]
-    inside = position % size
+    block = layer * pool.num_blocks + tables[sequence, slot // size]
+    inside = slot % size
     turned, column = np.empty(dim, np.float32), np.empty(dim, np.uint16)
     for h in range(kv_heads):
         key = base + (heads + h) * dim
@@ -198,8 +210,8 @@ def _run_item(control, item, plan, pool, batch, scratch):
     if kind == _ATTEND:
         attend_item(
             pool, batch.tiles, control[_A], plan.heads // pool.kv_heads, rows, item, control[_B], control[_E],
-            control[_C], scratch.query, scratch.partial, scratch.partial_state, scratch.activations.x,
-            plan.fast,
+            control[_C], scratch.query[control[_A] * scratch.query_step :], scratch.partial, scratch.partial_state,
+            scratch.activations.x, plan.fast,
         )  # fmt: skip
         return
     for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
@@ -208,7 +220,7 @@ def _run_item(control, item, plan, pool, batch, scratch):
         elif kind == _ROTATE:
             _rotate(
                 plan, pool, scratch, batch.tiles.tables, control[_A], rows, row, batch.sequences[row],
-                batch.positions[row],
+                batch.positions[row], batch.slots[row],
             )  # fmt: skip
         elif kind == _QUANTISE:
             _quantise(plan, scratch, row, plan.heads * pool.head_dim, 4 * control[_A] + ATTENTION_OUT)

@@ -44,7 +44,7 @@ class KVPool(NamedTuple):
 
 class Tiles(NamedTuple):
     """Runs of rows of one sequence at consecutive positions: int64 [tiles] each, and the sequences' block tables
-    int32 [sequences, max_blocks]."""
+    int32 [sequences, max_blocks]. Positions are places in these tables."""
 
     first_row: NDArray[np.int64]
     num_rows: NDArray[np.int64]
@@ -71,15 +71,16 @@ def add_tiles(
 
 
 @njit(inline="always")
-def _score(pool, first, second, q, queries, scores, column, wide):
-    """Score 32 tokens; first, second: where the first 16 and the others lie, (block and head, slot) each."""
+def score(pool, first, second, q, queries, scores, column, width, wide):
+    """Score 32 tokens; first, second: where the first 16 and the others lie, (block and head, slot) each; width: scores
+    of a query."""
     dim, size = pool.head_dim, pool.block_size
     dtype, keys, stride = pool.dtype, pool.k, size
     at, then = first[0] * dim * size + first[1], second[0] * dim * size + second[1]
     if is_narrow(pool.dtype):
         widen_unit(pool, first, second, wide)
         dtype, keys, stride, at, then = attended(pool.dtype), wide, UNIT, 0, UNIT // 2
-    score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, PART)
+    score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, width)
 
 
 @njit(inline="always")
@@ -101,9 +102,9 @@ def _attend_part(
         first = (base + tables[sequence, token // size]) * pool.kv_heads + head
         second = (base + tables[sequence, then // size]) * pool.kv_heads + head
         for i in range(together):
-            _score(
+            score(
                 pool, (first + i, token % size), (second + i, then % size), q[i * q_stride :], queries,
-                scores[i * width :], token - start, wide,
+                scores[i * width :], token - start, PART, wide,
             )  # fmt: skip
     for i in range(together):
         for v in range(queries):

@@ -1,5 +1,6 @@
 """The logical side of the paged KV cache: where the tokens of one sequence lie."""
 
+import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -29,6 +30,8 @@ class BlockTable:
         self.block_size = block_size
         self.num_known = 0
         """Full blocks, from the first on, that the prefix index has as one chain. `PrefixIndex` counts it up."""
+        self.evicted = 0
+        """Tokens that are counted as held and have no place any more (`eviction`)."""
         self._entries = np.zeros(_INITIAL_ENTRIES, dtype=np.int32)
         self._num_blocks = 0
         self._length = 0
@@ -40,13 +43,23 @@ class BlockTable:
 
     @property
     def length(self) -> int:
-        """Tokens held."""
+        """Tokens held, or held once and evicted since."""
+        return self._length + self.evicted
+
+    @property
+    def held(self) -> int:
+        """Tokens held: each has a place in the blocks."""
         return self._length
 
     @property
+    def room(self) -> int:
+        """The most tokens that may be appended at once."""
+        return sys.maxsize
+
+    @property
     def capacity(self) -> int:
-        """Tokens the blocks taken so far have room for."""
-        return self._num_blocks * self.block_size
+        """What `length` can become in the blocks taken so far."""
+        return self._num_blocks * self.block_size + self.evicted
 
     def reserve(self, n_tokens: int) -> None:
         """Take blocks until `n_tokens` more tokens fit after `length`.
@@ -116,25 +129,30 @@ class BlockTable:
 
     def require_range(self, start: int, stop: int) -> None:
         """Raise IndexError unless `0 <= start <= stop <= length`."""
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(f"tokens {start} .. {stop} of a sequence that holds {self._length}")
+        if not 0 <= start <= stop <= self.length:
+            raise IndexError(f"tokens {start} .. {stop} of a sequence that holds {self.length}")
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens and release every block they do not need, reserved ones included.
 
         The last block is released first: of a chain that the index knows, the end is evicted before the beginning.
         """
-        self.require_range(0, length)
-        needed = self._blocks_for(length)
+        if not self.evicted <= length <= self.length:
+            raise IndexError(f"a sequence that holds {self.length} tokens cannot keep {length}")
+        needed = self._blocks_for(length - self.evicted)
         for block in self._entries[needed : self._num_blocks][::-1].tolist():
             self.pool.release(block)
         self._num_blocks = needed
-        self._length = length
-        self.num_known = min(self.num_known, length // self.block_size)
+        self._length = length - self.evicted
+        self.num_known = min(self.num_known, self._length // self.block_size)
+
+    def rewind(self, length: int) -> None:
+        """`truncate`, where others will follow than the tokens that did."""
+        self.truncate(length)
 
     def fork(self) -> Self:
         """A second sequence with the same tokens: shares every block that holds some, copies none."""
-        twin = type(self)(self.pool, self.block_size)
+        twin = self._new()
         twin.adopt(self._entries[: self._blocks_for(self._length)].tolist(), self._length)
         twin.num_known = self.num_known
         return twin
@@ -145,7 +163,7 @@ class BlockTable:
         Raises IntegrityError if the table ends within a block, has reserved others, or the blocks are not as many as
         the tokens need.
         """
-        if self._length != self.capacity or len(blocks) != self._blocks_for(n_tokens):
+        if self.length != self.capacity or len(blocks) != self._blocks_for(n_tokens):
             raise IntegrityError(
                 f"{len(blocks)} blocks with {n_tokens} tokens are given to a table that has {self._num_blocks} blocks "
                 f"with {self._length}"
@@ -183,6 +201,9 @@ class BlockTable:
                 raise IntegrityError(f"block {block} counts as known to the prefix index and yet is not registered")
         if not 0 <= self.num_known <= self._length // self.block_size:
             raise IntegrityError(f"a table of {self._length} tokens says that {self.num_known} full blocks are known")
+
+    def _new(self) -> Self:
+        return type(self)(self.pool, self.block_size)
 
     def _blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_size)

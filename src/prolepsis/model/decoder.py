@@ -15,6 +15,7 @@ from prolepsis.kernels.rows import DTYPES
 from prolepsis.kernels.team import Team, default_threads
 from prolepsis.kernels.unpacking import unpack_rows
 from prolepsis.kv.cache import PagedKVCache
+from prolepsis.model.attention_mass import MassMeter
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.weights import Source, load_plan
 
@@ -30,12 +31,14 @@ def precision_of(numerics: str) -> str:
 
 class Rows(NamedTuple):
     """Tokens of one sequence to run: ids int64 [n] at positions `start`, `start` + 1, ... through its block table
-    int32 [blocks]; `logits` says for which of them logits are wanted: "none", "last" or "all"."""
+    int32 [blocks]; `logits` says for which of them logits are wanted: "none", "last" or "all"; `evicted`: how many of
+    the tokens before have no place in the blocks any more."""
 
     tokens: NDArray[np.int64]
     start: int
     blocks: NDArray[np.int32]
     logits: str = "last"
+    evicted: int = 0
 
 
 class Decoder:
@@ -44,9 +47,11 @@ class Decoder:
     Not for use by two threads at once. Results for a row depend on the row and its past alone (`docs/determinism.md`).
     """
 
-    def __init__(self, config: ModelConfig, plan: Plan, max_rows: int, threads: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, plan: Plan, max_rows: int, threads: int | None = None, keep_queries: bool = False
+    ) -> None:
         """`plan` has angles for the longest sequence; `max_rows`: most tokens in one call of `forward`; `threads`: by
-        default one for each core.
+        default one for each core; `keep_queries`: for `attention_mass`.
         """
         self.config = config
         self.plan = plan
@@ -57,11 +62,14 @@ class Decoder:
         self.numerics = PRECISIONS["fast" if plan.fast else "high"]
         """Names the arithmetic."""
         self._scratch = new_scratch(
-            plan, config.num_kv_heads, config.head_dim, max_rows, self.max_positions, config.vocab_size
+            plan, config.num_kv_heads, config.head_dim, max_rows, self.max_positions, config.vocab_size,
+            keep_queries,
         )  # fmt: skip
         self._team = Team(self.threads, _help)
         self._pool: KVPool | None = None
         self._batch: Batch | None = None
+        self._meter = MassMeter(self.threads) if keep_queries else None
+        self._shape = (0, 0, 0)
 
     @classmethod
     def load(
@@ -72,13 +80,15 @@ class Decoder:
         max_rows: int,
         threads: int | None = None,
         precision: str = "high",
+        keep_queries: bool = False,
     ) -> Self:
         """A decoder of the weights of `source`, for sequences of up to `max_positions` tokens; `precision`: one of
         `PRECISIONS`.
 
         Raises ModelFileError for tensors that are missing or not supported.
         """
-        return cls(config, load_plan(source, config, max_positions, precision == "fast"), max_rows, threads)
+        plan = load_plan(source, config, max_positions, precision == "fast")
+        return cls(config, plan, max_rows, threads, keep_queries)
 
     def pool_view(self, cache: PagedKVCache) -> KVPool:
         """The flat view of `cache` that the kernels take."""
@@ -110,6 +120,7 @@ class Decoder:
             raise ValueError(f"{total} rows in one call, at most {self.max_rows}")
         arrays = self._bound_batch(pool)
         tiles, wanted = self._fill(arrays, batch)
+        self._shape = (len(batch), total, tiles)
         try:
             self._team.begin()
             shape = (self.threads, total, tiles, wanted)
@@ -119,6 +130,17 @@ class Decoder:
         padded = -(-self.config.vocab_size // LANES) * LANES
         logits = self._scratch.logits[: wanted * padded].reshape(wanted, padded)
         return logits[:, : self.config.vocab_size]
+
+    def attention_mass(self, seen: Sequence[int]) -> NDArray[np.int64]:
+        """Attention that the rows of the last pass paid to each `UNIT` of the places in their sequence's blocks.
+
+        seen: for each sequence of that pass, a place; only rows at it or behind count. Returns int64 [sequences, units]
+        in parts of `MASS`, summed over rows, layers and heads: a view that is valid until the next call. Only for a
+        decoder that keeps queries.
+        """
+        if self._meter is None or self._pool is None or self._batch is None:
+            raise ValueError("no pass with kept queries")
+        return self._meter.measure(self._pool, self.plan, self._batch.tiles, self._scratch, self._shape, seen)
 
     def _bound_batch(self, pool: KVPool) -> Batch:
         """The arrays that describe a pass over `pool`, known to the helpers together with it."""
@@ -138,9 +160,11 @@ class Decoder:
             arrays.tokens[row : row + count] = rows.tokens
             arrays.sequences[row : row + count] = sequence
             arrays.positions[row : row + count] = np.arange(rows.start, rows.start + count)
+            slot = rows.start - rows.evicted
+            arrays.slots[row : row + count] = np.arange(slot, slot + count)
             used = rows.blocks[: arrays.tiles.tables.shape[1]]
             arrays.tiles.tables[sequence, : len(used)] = used
-            tile = add_tiles(arrays.tiles, tile, sequence, row, rows.start, count, group, self.plan.fast)
+            tile = add_tiles(arrays.tiles, tile, sequence, row, slot, count, group, self.plan.fast)
             logits = {"none": 0, "last": 1, "all": count}[rows.logits]
             arrays.logit_rows[wanted : wanted + logits] = np.arange(row + count - logits, row + count)
             wanted += logits
@@ -157,4 +181,4 @@ def _new_batch(rows: int, blocks: int) -> Batch:
         return np.zeros(rows, np.int64)
 
     tiles = Tiles(numbers(), numbers(), numbers(), numbers(), np.zeros((rows, blocks), np.int32))
-    return Batch(numbers(), numbers(), numbers(), numbers(), tiles)
+    return Batch(numbers(), numbers(), numbers(), numbers(), numbers(), tiles)

@@ -40,5 +40,5 @@ def test_a_small_cache_shows_preemptions(tiny: Path) -> None:
 
 def test_bad_input(tiny: Path) -> None:
     assert_refused(call("bench", tiny, "--concurrency", "0"), "--concurrency must be at least 1, not 0")
-    assert_refused(call("bench", tiny, "--kv-memory", "1MiB"), "--kv-memory is for --concurrency")
+    assert_refused(call("bench", tiny, "--kv-memory", "1MiB"), "--kv-memory and --kv-evict are for --concurrency")
     assert_refused(call("bench", tiny, *MIXED, "--prompt-tokens", "1400"), "--prompt-tokens 1400", "context of 2048")

@@ -16,6 +16,7 @@ from prolepsis.cli.bench_serving import bench_serving
 from prolepsis.cli.console import (
     DraftOption,
     DraftTokensOption,
+    EvictOption,
     JsonOption,
     MemoryOption,
     ModelArgument,
@@ -43,6 +44,7 @@ def bench(
     new_tokens: Annotated[int, typer.Option(help="Tokens generated after it.")] = 128,
     runs: Annotated[int, typer.Option(help="Measured runs, after one that does not count; medians are reported.")] = 3,
     kv_memory: MemoryOption = None,
+    kv_evict: EvictOption = "none",
     precision: PrecisionOption = "high",
     draft: DraftOption = "none",
     draft_tokens: DraftTokensOption = "auto",
@@ -61,14 +63,22 @@ def bench(
     at_least_1 = {"--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens, "--runs": runs}
     if concurrency is not None:
         at_least_1["--concurrency"] = concurrency
-    elif kv_memory is not None:
-        raise InputError("--kv-memory is for --concurrency: alone, a request has the cache it needs")
+    elif kv_memory is not None or kv_evict != "none":
+        raise InputError("--kv-memory and --kv-evict are for --concurrency: alone, a request has the cache it needs")
     for flag, value in at_least_1.items():
         if value < 1:
             raise InputError(f"{flag} must be at least 1, not {value}")
     if concurrency is not None and concurrency > _MOST_AT_ONCE:
         raise InputError(f"--concurrency must be at most {_MOST_AT_ONCE}, not {concurrency}")
-    llm = load(model, kv_memory=kv_memory, precision=precision, draft=draft, draft_tokens=draft_tokens, threads=threads)
+    llm = load(
+        model,
+        kv_memory=kv_memory,
+        kv_evict=kv_evict,
+        precision=precision,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        threads=threads,
+    )
     needed = prompt_tokens + new_tokens + 1 if concurrency is None else longest(prompt_tokens, new_tokens) + 1
     if needed > llm.max_context and (draft == "none" or concurrency is not None):
         raise InputError(

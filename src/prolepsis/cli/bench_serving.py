@@ -29,7 +29,8 @@ def bench_serving(
             serve(llm, asked, count, concurrency, lambda: on_progress(next(done), steps)) for _ in range(runs + 1)
         ]
     serving = Serving.median(served[1:])
-    waste, drafts, rss_mb = llm.engine.statistics().waste, llm.engine.statistics().drafts, peak_rss() / 1e6
+    total = llm.engine.statistics()
+    waste, evicted, drafts, rss_mb = total.waste, total.evicted_tokens, total.drafts, peak_rss() / 1e6
     if json_:
         sizes = {
             "concurrency": concurrency,
@@ -38,7 +39,12 @@ def bench_serving(
             "new_tokens": new_tokens,
         }
         figures = {name: round(value, 4) for name, value in asdict(serving).items()}
-        engine = {"waste": round(waste, 4), "threads": llm.runner.decoder.threads, "rss_mb": round(rss_mb, 1)}
+        engine = {
+            "waste": round(waste, 4),
+            "evicted_tokens": evicted,
+            "threads": llm.runner.decoder.threads,
+            "rss_mb": round(rss_mb, 1),
+        }
         print_json({"model": llm.name, "precision": precision, **sizes, **figures, **engine, **drafts.summary()})
         return
     lengths = f"{count} requests of about {prompt_tokens} + {new_tokens} tokens"
@@ -47,6 +53,8 @@ def bench_serving(
         table.add_column(column, justify="right" if column else "left")
     for row in _served(serving, waste):
         table.add_row(*row)
+    if evicted:
+        table.add_row("tokens dropped from the cache, in all runs", f"{evicted:,}")
     if drafts.rounds:
         table.add_row("drafted tokens that were accepted", f"{sum(drafts.accepted_at) / sum(drafts.drafted_at):.1%}")
     table.caption = f"{llm.runner.decoder.threads} threads, peak RSS {rss_mb:.0f} MB"

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from prolepsis.cli.console import (
     DtypeOption,
+    EvictOption,
     JsonOption,
     MemoryOption,
     ModelOption,
@@ -41,6 +42,7 @@ def ppl(
         int, typer.Option(help="Tokens in a window; each window is scored from its second token.")
     ] = 2048,
     kv_dtype: DtypeOption = "bf16",
+    kv_evict: EvictOption = "none",
     precision: PrecisionOption = "high",
     kv_memory: MemoryOption = None,
     threads: ThreadsOption = None,
@@ -52,7 +54,15 @@ def ppl(
     content = read_text(text, "TEXT")
 
     def loaded(name: str) -> LLM:
-        return load(name, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads)
+        return load(
+            name,
+            max_context=None if kv_evict == "none" else context,
+            kv_memory=kv_memory,
+            kv_dtype=kv_dtype,
+            kv_evict=kv_evict,
+            precision=precision,
+            threads=threads,
+        )
 
     llm = loaded(model)
     window = min(context, llm.max_context)
@@ -61,12 +71,12 @@ def ppl(
         with bar("scoring") as on_progress:
             outcome = measure_perplexity(llm.runner, tokens, window, on_progress)
         if json_:
-            print_json({"model": llm.name, "context": window, **outcome._asdict()})
+            print_json({"model": llm.name, "context": window, "kv_evict": kv_evict, **outcome._asdict()})
         else:
             print(f"perplexity {outcome.perplexity:.4f} over {outcome.tokens} tokens in windows of {window}")
         return
     rows = [_compared(llm, loaded(name), content, tokens, window) for name in compared]
-    report = {"context": window, **rows[0][0], "models": [row for _, row in rows]}
+    report = {"context": window, "kv_evict": kv_evict, **rows[0][0], "models": [row for _, row in rows]}
     if json_:
         print_json(report)
     else:

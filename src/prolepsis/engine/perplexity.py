@@ -76,7 +76,8 @@ def _predictions(
         try:
             while first.num_cached < len(first.tokens):
                 begin = first.num_cached
-                logits = [runner.all_logits(each) for runner, each in zip(runners, sequences, strict=True)]
+                room = min(each.table.room for each in sequences)
+                logits = [runner.all_logits(each, room) for runner, each in zip(runners, sequences, strict=True)]
                 following = np.array(first.tokens[begin + 1 : begin + 1 + len(logits[0])], np.int64)
                 if len(following):
                     yield [_log_softmax(each[: len(following)]) for each in logits], following

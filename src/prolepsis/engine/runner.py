@@ -55,10 +55,10 @@ class Runner:
             if last:
                 return logits[0].copy()
 
-    def all_logits(self, sequence: Sequence) -> NDArray[np.float32]:
-        """Run the next chunk of pending tokens; returns the logits after each of them, float32 [n, vocab]."""
+    def all_logits(self, sequence: Sequence, most: int = CHUNK) -> NDArray[np.float32]:
+        """Run the next chunk of pending tokens, at most so many; returns the logits after each, float32 [n, vocab]."""
         start = sequence.num_cached
-        count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK, sequence.table.room)
+        count = min(len(sequence.tokens) - start, CHUNK - start % CHUNK, sequence.table.room, most)
         return self.run([(sequence, count, "all")]).copy()
 
     def step(self, sequences: Many[Sequence]) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from prolepsis.engine.sampling_params import is_int
 from prolepsis.errors import InputError
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.model.decoder import Decoder
-from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.model_file import ModelFile
 from prolepsis.model.pull import resolve
 from prolepsis.speculate.draft_model import ModelDrafter
 from prolepsis.speculate.drafter import Drafter
@@ -29,7 +29,7 @@ def check_drafting(draft: str | None, draft_tokens: int | None) -> None:
         raise InputError("draft_tokens needs a drafter: say which with draft")
 
 
-def new_drafter(draft: str | None, file: GGUFFile, decoder: Decoder, cache: PagedKVCache) -> Drafter | None:
+def new_drafter(draft: str | None, file: ModelFile, decoder: Decoder, cache: PagedKVCache) -> Drafter | None:
     """The drafter of a name that `check_drafting` let pass; None for none.
 
     file, decoder, cache: the target's. A draft model gets half as many bytes for its K and V as the target has, and

@@ -37,7 +37,7 @@ from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import PRECISIONS, Decoder
-from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 from prolepsis.model.tokenizer import Tokenizer
 
@@ -119,8 +119,8 @@ class LLM:
         require_places(max_running, CHUNK, block_size)
         self.path = resolve(os.fspath(model), progress=on_download)
         self.name = os.fspath(model)
-        self._file = GGUFFile.open(self.path)
-        self.config = ModelConfig.from_gguf(self._file)
+        self._file = open_model(self.path)
+        self.config = self._file.config
         self._check_context(max_context)
         longest = max_context or min(self.config.max_context, _LONGEST)
         require_memory(f"the model {self.name}", self._file.size)
@@ -161,15 +161,15 @@ class LLM:
                 f"not {max_context!r}"
             )
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ModelFileError where the file has none that is supported."""
-        return Tokenizer.from_gguf(self._file)
+        return self._file.tokenizer
 
-    @cached_property
+    @property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises ModelFileError where the file has none."""
-        return ChatTemplate.from_gguf(self._file)
+        return self._file.chat_template
 
     @cached_property
     def fingerprint(self) -> str:
@@ -331,7 +331,7 @@ class LLM:
         return self.new_requests(prompt, params, priority=priority, cache_salt=cache_salt)
 
     def _tokenizer_if_any(self) -> Tokenizer | None:
-        return self.tokenizer if "tokenizer.ggml.model" in self._file.metadata else None
+        return self.tokenizer if self._file.has_tokenizer else None
 
     @property
     def needs_compiling(self) -> bool:

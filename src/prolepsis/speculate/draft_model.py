@@ -15,15 +15,13 @@ import numpy as np
 from prolepsis.errors import CapacityError, InputError
 from prolepsis.kv.block_table import BlockTable
 from prolepsis.kv.cache import PagedKVCache
-from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import Decoder, Rows
-from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.model_file import ModelFile, open_model
 from prolepsis.speculate.drafter import Draft, Draftee
 from prolepsis.speculate.rounds import Line, draft_together, in_batches
 
 _MAX_ROWS = 256  # tokens of prompts run at once
 _BLOCK = 32  # tokens
-_TOKENIZER_KEYS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 _STRIDE = 64  # tokens compared at once
 
 
@@ -47,7 +45,7 @@ class _Reading:
 
 
 class ModelDrafter:
-    """Drafts with the model in a GGUF file.
+    """Drafts with another model.
 
     Of a sequence that the cache has no room for, or that is longer than the model's context, nothing is drafted.
     """
@@ -55,7 +53,7 @@ class ModelDrafter:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        target: GGUFFile,
+        target: ModelFile,
         *,
         memory: int,
         max_context: int,
@@ -68,9 +66,9 @@ class ModelDrafter:
         Raises InputError for a file that cannot be read, for one of other tokens than `target`'s, and for `memory`
         that holds no block.
         """
-        file = GGUFFile.open(path)
+        file = open_model(path)
         self.name = f"model:{path}"
-        config = ModelConfig.from_gguf(file)
+        config = file.config
         require_same_tokens(file, target)
         longest = min(max_context, config.max_context)
         self._decoder = Decoder.load(file, config, longest, _MAX_ROWS, threads, precision)
@@ -166,16 +164,16 @@ class ModelDrafter:
         return Line(draftee, self._pending(draftee), table.length, table.blocks, limit)
 
 
-def require_same_tokens(file: GGUFFile, target: GGUFFile) -> None:
+def require_same_tokens(file: ModelFile, target: ModelFile) -> None:
     """Raise InputError, which names both files and the first difference, unless their token ids mean the same.
 
     Where one of them has no tokenizer, only the sizes of the vocabularies can be compared.
     """
-    ours, theirs = (ModelConfig.from_gguf(each).vocab_size for each in (file, target))
-    difference = None
-    if all("tokenizer.ggml.tokens" in each.metadata for each in (file, target)):
-        pairs = ((key, file.metadata.get(key), target.metadata.get(key)) for key in _TOKENIZER_KEYS)
-        difference = next((_told(key, one, other) for key, one, other in pairs if one != other), None)
+    ours, theirs = file.config.vocab_size, target.config.vocab_size
+    one, other = file.token_table, target.token_table
+    # What only one of two formats says is no difference.
+    shared = [key for key in one if key in other]
+    difference = next((_told(key, one[key], other[key]) for key in shared if one[key] != other[key]), None)
     if difference is None and ours != theirs:
         difference = f"it knows {ours} tokens and the other {theirs}"
     if difference is not None:

@@ -104,13 +104,22 @@ def test_compressed_tensors(seed, bits, zeros_type, shuffled):
     elif zeros_type is np.int32:
         points = np.ascontiguousarray(compressed_tensors.pack_rows(np.ascontiguousarray(zeros.T), bits).T)
     matrix = compressed_tensors.packed_matrix("t", packed, bits, columns, scales, points, g_idx, columns // groups)
-    per_word = 32 // bits
     for column in rng.integers(0, columns, 8).tolist():
-        word = packed[0, column // per_word : column // per_word + 1]
-        assert bits_of(word, column % per_word * bits, bits) == codes[0, column]
+        assert bits_of(packed[0], column * bits, bits) == codes[0, column]
     subtracted = (zeros if zeros_type else np.full_like(zeros, 1 << bits - 1))[:, g_idx]
     expected = scales.astype(np.float32)[:, g_idx] * (codes.astype(np.float32) - subtracted)
     np.testing.assert_array_equal(values(matrix), expected)
+
+
+@FEW
+@given(SEEDS, st.sampled_from([3, 5, 6]))
+def test_compressed_tensors_as_older_versions_pack_them(seed, bits):
+    codes = random_codes(np.random.default_rng(seed), bits, 3, 64)
+    per_word = 32 // bits
+    packed = np.zeros((3, -(-64 // per_word)), np.uint32)
+    for column in range(64):
+        packed[:, column // per_word] |= codes[:, column].astype(np.uint32) << np.uint32(column % per_word * bits)
+    np.testing.assert_array_equal(compressed_tensors.unpack_rows(packed.view(np.int32), bits, 64), codes)
 
 
 @pytest.mark.parametrize("scales", [(8, 1), (8,), (1,), (8, 2)])

@@ -9,6 +9,7 @@ from drafting import CONTEXT, Target
 
 from prolepsis.errors import InputError
 from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.model_file import GGUFModel
 from prolepsis.model.tokenizer import Tokenizer
 from prolepsis.speculate.draft_model import ModelDrafter
 
@@ -26,7 +27,7 @@ def target():
 
 def drafter(target, path=COARSE, blocks=64, **options):
     options = {"memory": blocks * BLOCK_BYTES, "max_context": CONTEXT, "threads": 1, **options}
-    return ModelDrafter(path, target.file, **options)
+    return ModelDrafter(path, GGUFModel(target.file), **options)
 
 
 def held(drafter):
@@ -129,7 +130,7 @@ def test_its_own_context_bounds_it(target):
 def test_other_tokenizers_are_refused(target, change, told):
     other = replace(target.file, path=Path("other.gguf"), metadata=target.file.metadata | change)
     with pytest.raises(InputError, match=r"Q4_0\.gguf cannot draft for other\.gguf.*" + told):
-        ModelDrafter(COARSE, other, memory=1 << 20, max_context=CONTEXT, threads=1)
+        ModelDrafter(COARSE, GGUFModel(other), memory=1 << 20, max_context=CONTEXT, threads=1)
 
 
 def test_the_first_other_token_is_named(target):
@@ -140,7 +141,7 @@ def test_the_first_other_token_is_named(target):
     ):
         other = replace(target.file, metadata=target.file.metadata | {"tokenizer.ggml.tokens": others})
         with pytest.raises(InputError, match=told):
-            ModelDrafter(COARSE, other, memory=1 << 20, max_context=CONTEXT, threads=1)
+            ModelDrafter(COARSE, GGUFModel(other), memory=1 << 20, max_context=CONTEXT, threads=1)
 
 
 def test_without_a_tokenizer_sizes_are_compared(target):
@@ -150,4 +151,4 @@ def test_without_a_tokenizer_sizes_are_compared(target):
     drafter(Target(bare))
     other = replace(bare, tensors=bare.tensors | {"token_embd.weight": smaller})
     with pytest.raises(InputError, match="it knows 1024 tokens and the other 1000"):
-        ModelDrafter(COARSE, other, memory=1 << 20, max_context=CONTEXT, threads=1)
+        ModelDrafter(COARSE, GGUFModel(other), memory=1 << 20, max_context=CONTEXT, threads=1)

@@ -35,7 +35,6 @@ from prolepsis.kv.cache import PagedKVCache
 from prolepsis.kv.eviction import Eviction
 from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
-from prolepsis.model.config import ModelConfig
 from prolepsis.model.decoder import PRECISIONS, Decoder
 from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import DEFAULT_MODEL, resolve

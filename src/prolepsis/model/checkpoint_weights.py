@@ -13,7 +13,7 @@ from prolepsis.errors import ModelFileError
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.safetensors_file import FLOATS, Tensor
 from prolepsis.quant.awq_layout import awq_matrix
-from prolepsis.quant.compressed_tensors import int8_matrix, packed_matrix
+from prolepsis.quant.compressed_tensors import int8_matrix, packed_matrix, words_of
 from prolepsis.quant.exl2_layout import Exl2Matrix, Exl2Tensors
 from prolepsis.quant.gptq_layout import GptqTensors, gptq_matrix
 from prolepsis.quant.grouped_matrix import RowsOf
@@ -177,7 +177,7 @@ class CheckpointWeights:
     def _compressed(self, name: str, module: str, columns: int) -> Matrix:
         packed = self._int32(f"{module}.weight_packed")
         fitting = {bits for bits in self._quantization.bits() if 2 <= bits <= 8} or {4, 8}
-        fitting = {bits for bits in fitting if packed.shape[1] == -(-columns // (32 // bits))}
+        fitting = {bits for bits in fitting if packed.shape[1] in words_of(columns, bits)}
         if len(fitting) != 1:
             raise self._fail(module, f"has {packed.shape[1]} words for {columns} columns, which fits no number of bits")
         return packed_matrix(

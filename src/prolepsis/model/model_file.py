@@ -10,14 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.errors import ModelFileError
 from prolepsis.model.chat_template import ChatTemplate
 from prolepsis.model.checkpoint import PICKLES, Checkpoint, is_checkpoint, refused_pickle
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.gguf_file import GGUFFile
-from prolepsis.model.gguf_parser import GGUFTensor
 from prolepsis.model.tokenizer import Tokenizer
-from prolepsis.quant.gguf_types import matrix_of
 from prolepsis.quant.matrix import Matrix
 
 _TOKEN_KEYS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
@@ -102,23 +99,11 @@ class GGUFModel:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `ModelFile`."""
-        tensor = self._tensor(name, shape)
-        return matrix_of(f"{self.path}: tensor {name!r}", tensor.type_name, tensor.shape, tensor.data)
+        return self.file.matrix(name, shape)
 
     def vector(self, name: str, width: int) -> NDArray[np.float32]:
         """See `ModelFile`."""
-        tensor = self._tensor(name, (width,))
-        if tensor.type_name != "F32":
-            raise ModelFileError(f"{self.path}: tensor {name!r} is of type {tensor.type_name}, expected F32")
-        return tensor.data.view(np.float32)
-
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
-        tensor = self.file.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
-        if tensor.shape != shape:
-            raise ModelFileError(f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}")
-        return tensor
+        return self.file.vector(name, width)
 
     def fingerprint(self) -> str:
         """See `GGUFFile.fingerprint`."""

@@ -1,9 +1,10 @@
 """Checkpoints of the `compressed-tensors` library (vLLM, llm-compressor): integer weights, packed or not.
 
-Format "pack-quantized": `weight_packed` int32 [rows, words], each word 32 // bits codes of a row from the lowest bits
-on, each code with 2 ** (bits - 1) added; `weight_zero_point`, where there is one, the same down the rows, int32 [words,
-groups] (int8 [rows, groups] in older files); `weight_scale` [rows, groups]; `weight_g_idx` [columns], where columns
-were reordered. Format "int-quantized": `weight` int8 [rows, columns], and zero points int8.
+Format "pack-quantized": `weight_packed` int32 [rows, words], a stream of bits along each row (older versions of the
+library: each word 32 // bits codes, and the rest of it empty), each code with 2 ** (bits - 1) added;
+`weight_zero_point`, where there is one, the same down the rows, int32 [words, groups] (int8 [rows, groups] in older
+files); `weight_scale` [rows, groups]; `weight_g_idx` [columns], where columns were reordered. Format "int-quantized":
+`weight` int8 [rows, columns], and zero points int8.
 
 Activations: where a checkpoint means them to be rounded to 8 bits (W8A8), ours are rounded more finely, in every
 precision (`docs/quantization.md`).
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
-from prolepsis.quant.bit_words import WORD, unpack_words
+from prolepsis.quant.bit_words import WORD, pack_words, unpack_words
 from prolepsis.quant.gptq_layout import grouping
 from prolepsis.quant.grouped_matrix import GroupedMatrix, Read, Rows, Scales
 
@@ -39,7 +40,7 @@ def packed_matrix(
         ModelFileError: shapes that do not fit together, groups that are not supported, or indices out of range.
     """
     rows, words = packed.shape
-    if words != -(-columns // (WORD // bits)):
+    if words not in words_of(columns, bits):
         raise ModelFileError(f"{name}: weight_packed of {words} words does not fit {columns} columns of {bits} bits")
     scales = _checked_scales(name, scales, rows)
     group, order = grouping(name, g_idx, columns, scales.shape[1], declared_group)
@@ -68,23 +69,27 @@ def int8_matrix(
     return GroupedMatrix(title, weight.shape, 8, group, codes, points, scales)
 
 
+def words_of(columns: int, bits: int) -> tuple[int, int]:
+    """Words that a row may take: as one stream of bits, and as the library's older versions packed it."""
+    return -(-columns * bits // WORD), -(-columns // (WORD // bits))
+
+
 def unpack_rows(packed: Int32, bits: int, columns: int) -> NDArray[np.uint8]:
     """Codes of rows of words: int32 [rows, words] to uint8 [rows, columns]."""
-    if WORD % bits == 0:
-        return unpack_words(packed.view(np.uint32), bits)[:, :columns]
+    words = packed.view(np.uint32)
+    if words.shape[1] == words_of(columns, bits)[0]:
+        period = bits if WORD % bits else 1
+        return unpack_words(np.pad(words, ((0, 0), (0, -words.shape[1] % period))), bits)[:, :columns]
     shifts = np.arange(WORD // bits, dtype=np.uint32) * np.uint32(bits)
-    codes = packed.view(np.uint32)[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
+    codes = words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
     return codes.reshape(len(packed), -1)[:, :columns].astype(np.uint8)
 
 
 def pack_rows(codes: NDArray[np.uint8], bits: int) -> Int32:
-    """The inverse of `unpack_rows`; the last word of a row is filled up with zero bits."""
-    per_word = WORD // bits
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word))).reshape(len(codes), -1, per_word)
-    words = np.zeros(padded.shape[:2], np.uint32)
-    for at in range(per_word):
-        words |= padded[:, :, at].astype(np.uint32) << np.uint32(at * bits)
-    return words.view(np.int32)
+    """The inverse of `unpack_rows`, as one stream of bits; the last word of a row is filled up with zero bits."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % WORD)))
+    words = pack_words(padded.T, bits)[: words_of(codes.shape[1], bits)[0]]
+    return np.ascontiguousarray(words.T).view(np.int32)
 
 
 def _checked_scales(name: str, scales: Scales, rows: int) -> Scales:

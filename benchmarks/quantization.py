@@ -4,7 +4,7 @@
 
 Perplexity, mean KL from the unquantised model and top-1 agreement on a text that is held out of calibration; bits a
 weight of the layers' matrices with all scales, size of the files, and the seconds of processor time that making them
-took (with OPENBLAS_NUM_THREADS=1 those of one core). With --directory models are kept there, and those that are there are
+took (with OPENBLAS_NUM_THREADS=1 those of one core). With --directory models are kept there; those that are there are
 not made again.
 """
 

@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
+from prolepsis.kernels.fields import WORD, take_fields
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.quant import gguf_vectors
 from prolepsis.quant.matrix import Codes, Form, Words
@@ -45,6 +46,11 @@ class Piece(NamedTuple):
     to: int = 0
 
     @property
+    def number(self) -> int:
+        """How many of the part's values this piece has bits of."""
+        return self.size * len(self.shifts)
+
+    @property
     def shifts(self) -> Bytes:
         """Where in a byte each field begins: uint8 [fields, 1]."""
         fields = self.fields or (8 - self.low) // self.bits
@@ -56,11 +62,23 @@ class Piece(NamedTuple):
         fields = source if self.bits == 8 else source >> self.shifts & np.uint8(2**self.bits - 1)
         return (fields << np.uint8(self.to) if self.to else fields).reshape(len(blocks), -1)
 
+    def take(self, blocks: Bytes, out: Bytes, fresh: bool) -> None:
+        """Write this piece's bits into the part's values `out`, uint8 [blocks, all values]: where it is not `fresh`, to
+        the bits that are there."""
+        if self.run % WORD == 0:
+            fields = len(self.shifts)
+            take_fields(
+                blocks.reshape(-1), blocks.shape[1], self.at, self.size, self.run, self.bits, self.low, fields, self.to,
+                out.reshape(-1), out.shape[1], self.first, fresh,
+            )  # fmt: skip
+            return
+        mine = out[:, self.first : self.first + self.number]
+        mine[:] = self.values(blocks) if fresh else mine | self.values(blocks)
+
     def put(self, values: Bytes, blocks: Bytes) -> None:
         """The inverse of `values`: set this piece's bits of `blocks`, which are 0."""
         shifts = self.shifts
-        count = self.size * len(shifts)
-        mine = values[:, self.first : self.first + count] >> np.uint8(self.to) & np.uint8(2**self.bits - 1)
+        mine = values[:, self.first : self.first + self.number] >> np.uint8(self.to) & np.uint8(2**self.bits - 1)
         fields = mine.reshape(len(blocks), -1, len(shifts), self.run) << shifts
         blocks[:, self.at : self.at + self.size] |= np.bitwise_or.reduce(fields, axis=2).reshape(len(blocks), -1)
 
@@ -211,17 +229,15 @@ def _by_rows(rows: int, part: Codes) -> Codes:
 
 def decoded(type_name: str, raw: Bytes) -> Codes:
     """Rows of a type of `LAYOUTS`, uint8 [rows, bytes], as codes."""
-    layout, blocks = LAYOUTS[type_name], _blocks(type_name, raw)
+    layout, kind, blocks = LAYOUTS[type_name], KINDS[type_name], _blocks(type_name, raw)
+    columns = block_size(type_name)[0]
     parts: dict[str, Bytes] = {}
     for piece in layout.pieces:
-        values = piece.values(blocks)
-        known = parts.get(piece.part)
-        if known is None:
-            parts[piece.part] = values
-        elif piece.first == known.shape[1]:
-            parts[piece.part] = np.concatenate([known, values], axis=1)
-        else:
-            known[:, piece.first :] |= values
+        width = columns if piece.part == "codes" else columns // kind.part
+        fresh = piece.part not in parts
+        if fresh:
+            parts[piece.part] = (np.empty if piece.number == width else np.zeros)((len(blocks), width), np.uint8)
+        piece.take(blocks, parts[piece.part], fresh and piece.number == width)
     factors = parts.get("parts")
     codes = Codes(
         codes=parts["codes"] ^ np.uint8(layout.flip) if layout.flip else parts["codes"],
@@ -253,7 +269,8 @@ def encoded(type_name: str, part: Codes) -> Bytes:
 
 
 def _halves(blocks: Bytes, at: int) -> NDArray[np.float16]:
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")
+    """The float16 at byte `at`, which is even as all sizes of these blocks are: [blocks, 1]."""
+    return np.ascontiguousarray(blocks.view("<f2")[:, at // 2, None])
 
 
 def _mxfp4(columns: int, source: Bytes) -> tuple[Form, Callable[[Bytes], Codes | Words]]:

@@ -1,16 +1,18 @@
 """Matrix products and attention of the kernels, beside what torch and the `gguf` package offer for the same work.
 
-python benchmarks/kernels.py [--only products|attention] [--rows 1,4,16,256] [--json]
+python benchmarks/kernels.py [--only products|attention] [--kinds Q4_1,INT4] [--rows 1,4,16,256] [--json]
 
-Products: activations float32 [rows, columns] times packed weights, the rounding of the
-activations to 16 bits included. Peers: torch's bfloat16 `linear` on weights held as bfloat16, and the straightforward
-reader of a GGUF file, `gguf.quants.dequantize` followed by a float32 product in NumPy. Attention: one new token over
-paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the blocks and calls torch's
-`scaled_dot_product_attention`.
+Products: activations float32 [rows, columns] times packed weights, the rounding of the activations to 16 bits included,
+or to 8 with `--precision fast`. Kinds whose scales belong to any number of columns have `--group` of them. Peers, on
+the same numbers: torch's bfloat16 `linear`; for INT4 its `_weight_int4pack_mm_for_cpu`, bfloat16 activations and
+scales; and for types of GGUF the straightforward reader, `gguf.quants.dequantize` and a float32 product in NumPy.
+Attention: one new token over paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the blocks
+and calls torch's `scaled_dot_product_attention`.
 
 Every contender walks through copies of its weights (or layers of its cache) that together exceed the last-level cache,
 as in a model; ours is called from compiled code and the peers from Python, as each is in an engine. GB/s counts the
-bytes of the weights (or of K and V) once, GFLOP/s two operations for each weight and row, or for each value of K and V
+bytes of the weights (or of K and V) once, `of copy` is that as a share of what the C library's copy moves with as many
+threads (read and written bytes), GFLOP/s two operations for each weight and row, or for each value of K and V
 and head. Results are compared before anything is measured.
 """
 
@@ -22,23 +24,36 @@ from typing import Any
 
 import numba
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from measuring import memory_bandwidth, numbers, parser, report, rounds
+from measuring import copy_bandwidth, memory_bandwidth, numbers, parser, report, rounds
 from numba import njit
 from sections import shared
 
 from prolepsis.kernels.attention_parts import PART
+from prolepsis.kernels.cells import CELL, CODES, PLANES, RECORD
+from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.paged_attention import KVPool, Tiles, attend_item, merge_shares, plan_attention
-from prolepsis.kernels.qmatmul import COLUMNS, Activations, Weights, count_tiles, multiply_tiles, quantise
+from prolepsis.kernels.products import need
+from prolepsis.kernels.qmatmul import (
+    NATURAL,
+    OFFSET,
+    WIDTH,
+    Activations,
+    Weights,
+    count_tiles,
+    multiply_tiles,
+    quantise,
+)
 from prolepsis.kernels.rows import DTYPE_BF16
 from prolepsis.kernels.team import JOB
-from prolepsis.kernels.tile import CELL, CELL_BYTES, KINDS, PLANES, RECORD
-from prolepsis.quant.packing import pack, packed_bytes
+from prolepsis.quant.gguf_types import LAYOUTS, encoded
+from prolepsis.quant.matrices import Placed, packed
+from prolepsis.quant.matrix import Codes, Form, HeldMatrix, whole
 
 HAVE_TORCH = find_spec("torch") is not None
 SHAPES = [(576, 576), (1536, 576), (3072, 576), (576, 1536), (4096, 4096)]  # rows x columns of the weights
-HALF_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q6_K": [208]}  # where a block keeps its float16 numbers
+FAST_KINDS = ["Q4_0", "Q4_1", "Q4_K", "INT4", "Q8_0", "Q6_K"]
 KV_HEADS, GROUP, HEAD_DIM, BLOCK = 3, 3, 64, 32
 MOST_COPIES = 400
 TOLERANCE = 0.05  # of the largest output: bfloat16 is within it
@@ -53,7 +68,7 @@ _ROWS_AN_ITEM = 8
 @njit
 def _prepare_product(control, step, threads, work):
     """Even steps round the activations, odd ones multiply, each time with the next copy of the weights."""
-    weights, _, out = work
+    weights, _, out, _ = work
     if step % 2 == 0:
         control[_SHARE] = 0
         return (out.shape[0] + _ROWS_AN_ITEM - 1) // _ROWS_AN_ITEM
@@ -65,14 +80,14 @@ def _prepare_product(control, step, threads, work):
 
 @njit
 def _run_product(control, item, work):
-    weights, activations, out = work
+    weights, activations, out, in_bytes = work
     rows, share = out.shape[0], control[_SHARE]
     if share == 0:
         for row in range(item * _ROWS_AN_ITEM, min((item + 1) * _ROWS_AN_ITEM, rows)):
-            quantise(activations, row, weights.matrices[0, COLUMNS], False)
+            quantise(activations, row, weights.matrices[0, WIDTH], in_bytes, weights.orders, NATURAL)
         return
     multiply_tiles(
-        weights, control[_COPY], 1, item * share, share, activations, rows, out.reshape(-1), out.shape[1], False
+        weights, control[_COPY], 1, item * share, share, activations, rows, out.reshape(-1), out.shape[1], in_bytes
     )  # fmt: skip
 
 
@@ -102,39 +117,80 @@ def _run_attention(control, item, work):
         merge_shares(pool, tiles, control[_PAIRS], shares, width, GROUP, partial, partial_state, out, False)
 
 
-def gguf_weights(kind: str, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
-    """Random weights as GGUF bytes, uint8 [rows, bytes of a row]."""
-    per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    blocks = random.integers(0, 256, (rows, columns // per_block, size), dtype=np.uint8)
-    for at in HALF_FIELDS[kind]:
-        scales = random.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
-        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
+def random_matrix(kind: str, rows: int, columns: int, group: int, random: np.random.Generator) -> HeldMatrix:
+    """Random codes under scales of about one size."""
+    told = KINDS[kind]
+    form = Form(kind, columns, 0 if told.group else group)
+    groups = -(-columns // (told.group or group))
+
+    def halves() -> np.ndarray:
+        return random.uniform(-0.01, 0.01, (rows, groups)).astype(np.float16)
+
+    def parts(largest: int) -> np.ndarray:
+        return random.integers(1, largest, (rows, columns // told.part))
+
+    part = Codes(
+        random.integers(0, 1 << told.bits, (rows, columns), dtype=np.uint8),
+        halves(),
+        halves() if told.minimums else None,
+        None if told.group else np.full((rows, groups), 1 << told.bits - 1, np.uint8),
+        parts(64).astype(np.int8) if told.part else None,
+        parts(64).astype(np.uint8) if told.part and told.minimums else None,
+    )
+    return HeldMatrix((rows, columns), (form,), (part,))
 
 
 Product = tuple[Callable[[], list[np.ndarray]], int, int]
 """Work that does `copies` products and returns outputs, the copies, and the bytes of one copy of the weights."""
 
 
-def our_product(kind: str, raw: np.ndarray, x: np.ndarray, copies: int, threads: int) -> Product:
+def our_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespace) -> Product:
     """The engine's own product."""
-    rows, (height, columns) = len(x), (len(raw), x.shape[1])
-    size = packed_bytes(kind, height, columns)
-    data = np.empty((copies, size), np.uint8)
-    pack(kind, raw.reshape(-1), height, columns, None, data[0])
-    data[1:] = data[0]
-    tile = columns // CELL * CELL_BYTES[KINDS[kind]]
-    matrices = np.array([[KINDS[kind], copy * size, tile, columns, height, 0] for copy in range(copies)], np.int64)
+    one, in_bytes, rows = packed([Placed(matrix)]), arguments.precision == "fast", len(x)
+    size = one.data.size
+    copies = _copies(size, arguments.working_set)
+    matrices = np.repeat(one.matrices, copies, axis=0)
+    matrices[:, OFFSET] = np.arange(copies) * size
+    weights = Weights(np.tile(one.data, copies), matrices, one.orders)
     cells = x.size // CELL
     activations = Activations(x.reshape(-1), np.empty(PLANES * x.size, np.int8), np.empty(cells * RECORD, np.int32))
-    out = np.empty((rows, height), np.float32)
-    run = shared(_prepare_product, _run_product, threads, Weights(data.reshape(-1), matrices), activations, out)
+    out = np.empty((rows, matrix.shape[0]), np.float32)
+    need(np.array([CODES[matrix.forms[0].kind]]), in_bytes)
+    run = shared(_prepare_product, _run_product, arguments.threads, weights, activations, out, in_bytes)
 
     def work() -> list[np.ndarray]:
         run(2 * copies)
         return [out]
 
-    return work, copies, raw.nbytes
+    return work, copies, size
+
+
+def gguf_product(matrix: HeldMatrix, x: np.ndarray) -> Product:
+    """What a reader of GGUF files can do with that format's package: dequantise, and multiply in float32."""
+    kind = matrix.forms[0].kind
+    raw = encoded(kind, matrix.parts[0])
+    return lambda: [x @ dequantize(raw, GGMLQuantizationType[kind]).T], 1, raw.nbytes
+
+
+def torch_int4_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespace) -> Product:
+    """torch's product of 4-bit weights with a scale and a zero point for each group, and bfloat16 activations."""
+    import torch
+
+    part, group = matrix.parts[0], matrix.forms[0].group
+    codes = torch.from_numpy(part.codes.astype(np.int32))
+    weights = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    # torch's weight is (code - 8) * scale + zero, and ours (code - zero point) * scale.
+    zeros = (8.0 - part.zeros.astype(np.float32)) * part.scales.astype(np.float32)
+    grid = np.stack([part.scales.astype(np.float32), zeros], axis=-1).transpose(1, 0, 2)
+    scales, activations = torch.from_numpy(grid.copy()).bfloat16(), torch.from_numpy(x).bfloat16()
+    size = weights.nbytes + scales.nbytes
+    held = [(weights.clone(), scales.clone()) for _ in range(_copies(size, arguments.working_set))]
+
+    def work() -> list[np.ndarray]:
+        outputs = [torch.ops.aten._weight_int4pack_mm_for_cpu(activations, one, group, grid) for one, grid in held]
+        return [outputs[-1].float().numpy()]
+
+    return work, len(held), size
 
 
 def torch_product(dense: np.ndarray, x: np.ndarray, copies: int) -> Product:
@@ -156,29 +212,28 @@ def measure_products(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     random = np.random.default_rng(0)
     for kind in arguments.kinds:
         for height, columns in arguments.shapes:
-            if columns % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
-                continue  # Q6_K's blocks of 256 do not divide 576 columns: no such tensor exists
-            raw = gguf_weights(kind, height, columns, random)
-            dense = dequantize(raw, GGMLQuantizationType[kind])
+            if columns % max(KINDS[kind].group, CELL):
+                continue  # blocks of 256 do not divide 576 columns: no such tensor exists
+            matrix = random_matrix(kind, height, columns, arguments.group, random)
             for rows in arguments.rows:
                 x = random.normal(size=(rows, columns)).astype(np.float32)
-                yield from _one_product(kind, raw, dense, x, arguments)
+                yield from _one_product(matrix, x, arguments)
 
 
-def _one_product(
-    kind: str, raw: np.ndarray, dense: np.ndarray, x: np.ndarray, arguments: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def _one_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    dense, kind = whole(matrix), matrix.forms[0].kind
     expected = x @ dense.T
-    contenders = [
-        ("prolepsis", *our_product(kind, raw, x, _copies(raw.nbytes, arguments.working_set), arguments.threads)),
-        ("gguf + float32", lambda: [x @ dequantize(raw, GGMLQuantizationType[kind]).T], 1, raw.nbytes),
-    ]
-    if HAVE_TORCH:
-        contenders.append(("torch bf16", *torch_product(dense, x, _copies(2 * dense.size, arguments.working_set))))
-    for name, work, _, _ in contenders:
+    contenders = {"prolepsis": our_product(matrix, x, arguments)}
+    if not arguments.alone and kind in LAYOUTS:
+        contenders["gguf + float32"] = gguf_product(matrix, x)
+    if not arguments.alone and HAVE_TORCH:
+        contenders["torch bf16"] = torch_product(dense, x, _copies(2 * dense.size, arguments.working_set))
+        if kind == "INT4":
+            contenders["torch int4pack"] = torch_int4_product(matrix, x, arguments)
+    for name, (work, _, _) in contenders.items():
         _compare(f"{kind} product of {name}", work()[-1], expected)
-    seconds = rounds({name: work for name, work, _, _ in contenders}, arguments.runs)
-    for name, _, copies, size in contenders:
+    seconds = rounds({name: work for name, (work, _, _) in contenders.items()}, arguments.runs)
+    for name, (_, copies, size) in contenders.items():
         value = seconds[name] / copies
         yield {
             "work": f"{kind} {dense.shape[0]}x{dense.shape[1]}",
@@ -186,6 +241,7 @@ def _one_product(
             "contender": name,
             "us": value * 1e6,
             "GB/s": size / value / 1e9,
+            "of copy": size / value / arguments.copy,
             "GFLOP/s": 2 * dense.size * len(x) / value / 1e9,
         }
 
@@ -213,6 +269,7 @@ def measure_attention(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]
                 "contender": name,
                 "us": value / layers * 1e6,
                 "GB/s": size * layers / value / 1e9,
+                "of copy": size * layers / value / arguments.copy,
                 "GFLOP/s": 4 * tokens * KV_HEADS * GROUP * HEAD_DIM * layers / value / 1e9,
             }
 
@@ -282,7 +339,10 @@ def main() -> None:
     """Measure what was asked for."""
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--only", choices=["products", "attention"])
-    flags.add_argument("--kinds", type=lambda text: text.split(","), default=list(HALF_FIELDS), metavar="KIND,...")
+    flags.add_argument("--kinds", type=lambda text: text.split(","), default=FAST_KINDS, metavar="KIND,...")
+    flags.add_argument("--group", type=int, default=128, help="columns that share a scale, where kinds leave it free")
+    flags.add_argument("--precision", choices=["high", "fast"], default="high")
+    flags.add_argument("--alone", action="store_true", help="no peers beside products")
     flags.add_argument("--rows", type=numbers, default=[1, 4, 16, 256], metavar="N,N,...")
     flags.add_argument("--shapes", type=_shapes, default=SHAPES, metavar="RxC,...")
     flags.add_argument("--contexts", type=numbers, default=[512, 2048, 8192], metavar="N,N,...")
@@ -296,12 +356,13 @@ def main() -> None:
     else:
         print("torch is not installed: its columns are missing", file=sys.stderr)
     bandwidth = round(memory_bandwidth(arguments.runs) / 1e9, 1)
+    arguments.copy = copy_bandwidth(arguments.threads, arguments.runs)
     rows: list[dict[str, Any]] = []
     if arguments.only != "attention":
         rows += measure_products(arguments)
     if arguments.only != "products":
         rows += measure_attention(arguments)
-    report("kernels", rows, arguments, memory_gb_s=bandwidth)
+    report("kernels", rows, arguments, memory_gb_s=bandwidth, copy_gb_s=round(arguments.copy / 1e9, 1))
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A hash of the kernels' results, which must be the same on every instruction set.
 
-usage: instruction_set_probe.py short|whole|streams|coding DIRECTORY
+usage: instruction_set_probe.py short|kinds|whole|streams|coding DIRECTORY
 """
 
 import hashlib
@@ -17,18 +17,14 @@ HOST, PROBE = "of_the_host", "of_the_probe"  # folders of session files
 
 
 def short(directory):
-    """A product with four weight types, an attention call for each cache dtype, and weights quantised."""
+    """Products with kinds of weights that differ in their parts, attention for each cache dtype, weights quantised."""
     from attention_cases import Case
-    from weight_cases import activations, multiplied, pack_weights, random_blocks
 
     from prolepsis.kernels.rows import DTYPES
     from prolepsis.quant.rounding import rounded_codes
 
     rng = np.random.default_rng(0)
-    weights = pack_weights([(name, random_blocks(name, 48, 256, rng)) for name in ("Q4_1", "Q8_0", "Q6_K", "F16")])
-    x = rng.standard_normal((13, 256)).astype(np.float32)
-    for in_bytes in (False, True):
-        yield multiplied(weights, 0, 4, activations(x), 13, in_bytes)
+    yield from products(rng, ("Q4_1", "Q8_0", "Q6_K", "F16", "Q2_K", "IQ4_XS", "INT5"))
     for dtype in DTYPES:
         for fast in (False, True):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)
@@ -38,6 +34,23 @@ def short(directory):
     for kind in ("Q4_K", "IQ4_XS", "Q8_0"):
         codes = rounded_codes(kind, rng.standard_normal((20, 256)).astype(np.float32), importance)
         yield from (array for array in codes if array is not None)
+
+
+def products(rng, kinds):
+    """Those of every kind, with activations of 16 bits and of 8."""
+    from weight_cases import activations, multiplied, random_matrix, side_by_side
+
+    weights = side_by_side([random_matrix(name, 48, 256, rng) for name in kinds])
+    x = rng.standard_normal((13, 256)).astype(np.float32)
+    for in_bytes in (False, True):
+        yield multiplied(weights, 0, len(kinds), activations(x), 13, in_bytes)
+
+
+def every_kind(directory):
+    """Products with all kinds of weights."""
+    from prolepsis.kernels.kinds import KINDS
+
+    yield from products(np.random.default_rng(3), KINDS)
 
 
 def stored_heads(rng, dtype):
@@ -217,7 +230,8 @@ def hash_of(arrays):
 
 def result_hash(length, directory):
     """That of the results of one of the functions above, which may write into `directory`."""
-    return hash_of({"short": short, "whole": whole, "streams": streams, "coding": coding}[length](directory))
+    works = {"short": short, "kinds": every_kind, "whole": whole, "streams": streams, "coding": coding}
+    return hash_of(works[length](directory))
 
 
 if __name__ == "__main__":

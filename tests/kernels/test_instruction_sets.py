@@ -64,6 +64,12 @@ def test_products_and_attention(cpu, tmp_path, cache):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cpu", CPUS)
+def test_products_of_every_kind(cpu, tmp_path, cache):
+    assert hash_on(cpu, "kinds", tmp_path, cache) == result_hash("kinds", tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cpu", CPUS)
 def test_a_whole_model(cpu, tmp_path, cache):
     assert hash_on(cpu, "whole", tmp_path, cache) == result_hash("whole", tmp_path)
 

@@ -14,7 +14,7 @@ from prolepsis.model.decoder import Decoder, Rows
 from prolepsis.model.gguf_file import GGUFFile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from weight_cases import dequantised, random_blocks
+from weight_cases import gguf_values, random_blocks
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 256, 352, 6, 2, 32, 3, 500
@@ -95,7 +95,7 @@ class TinyModel:
         Rounds where the engine rounds, to 16-bit activations before quantised matrices and to the cache's dtype, and
         nowhere else.
         """
-        weights = {name: dequantised(kind, raw) for name, (kind, raw) in self.tensors.items()}
+        weights = {name: gguf_values(kind, raw) for name, (kind, raw) in self.tensors.items()}
 
         def product(name, x):
             return (x if self.tensors[name][0] in ("F16", "BF16", "F32") else _to_int16(x)) @ weights[name].T

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decoding import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, MLP, VOCAB, TinyModel, dequantised
+from decoding import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, MLP, VOCAB, TinyModel, gguf_values
 
 from prolepsis.errors import ModelFileError
 from prolepsis.kernels.qmatmul import COLUMNS, NATURAL, OUT_COLUMN
@@ -35,7 +35,7 @@ def test_every_tensor_is_where_the_decoder_reads_it(tmp_path, tied):
             assert (count, order) == (len(members), NATURAL)
             column = 0
             for i, name in enumerate(members):
-                expected = dequantised(*model.tensors[f"blk.{layer}.{name}"])
+                expected = gguf_values(*model.tensors[f"blk.{layer}.{name}"])
                 if name in ("attn_q", "attn_k"):  # neighbours become halves, head by head
                     expected = expected.reshape(-1, HEAD_DIM, HIDDEN)[:, halves].reshape(expected.shape)
                 assert np.array_equal(rows_of(plan, first + i, len(expected)), expected)
@@ -43,8 +43,8 @@ def test_every_tensor_is_where_the_decoder_reads_it(tmp_path, tied):
                 column += len(expected)
     head, count, _ = plan.groups[4 * LAYERS]
     assert count == 1
-    assert np.array_equal(rows_of(plan, plan.embedding, VOCAB), dequantised(*model.tensors["token_embd"]))
-    assert np.array_equal(rows_of(plan, head, VOCAB), dequantised(*model.tensors["token_embd" if tied else "output"]))
+    assert np.array_equal(rows_of(plan, plan.embedding, VOCAB), gguf_values(*model.tensors["token_embd"]))
+    assert np.array_equal(rows_of(plan, head, VOCAB), gguf_values(*model.tensors["token_embd" if tied else "output"]))
     assert (head == plan.embedding) == tied
     gains = [f"blk.{layer}.{name}_norm" for layer in range(LAYERS) for name in ("attn", "ffn")] + ["output_norm"]
     assert np.array_equal(plan.norms, np.concatenate([model.norms[name] for name in gains]))

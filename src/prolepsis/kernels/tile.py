@@ -56,7 +56,7 @@ _VECTORS = CELL // 4  # of bytes in a cell
 # Activation rows done at once: as many as the registers hold integer and float accumulators of.
 _ROWS_AT_ONCE = (8, 6, 4, 3, 2, 1) if has("avx512f") else (4, 2, 1)
 # Each number is a loop to compile: rare kinds have fewer.
-_RARE_ROWS_AT_ONCE = (8, 4, 1) if has("avx512f") else (4, 1)
+_RARE_ROWS_AT_ONCE = (8, 4, 2, 1) if has("avx512f") else (4, 1)
 # A float kind's single row waits for its own multiply-adds, so a second pass over a tile costs as much as the first.
 _FLOAT_ROWS_AT_ONCE = (8, 6, 5, 4, 3, 2, 1) if has("avx512f") else (4, 3, 2, 1)
 

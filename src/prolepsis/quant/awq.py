@@ -15,6 +15,7 @@ from prolepsis.quant.matrix import whole
 from prolepsis.quant.rtn import rtn
 
 EXPONENTS = tuple(i / 20 for i in range(20))
+_NOTHING = 1e-30
 
 
 def channel_scales(
@@ -25,7 +26,8 @@ def channel_scales(
 ) -> NDArray[np.float32]:
     """What to multiply the columns of `weights` by, which have one input: float32 [columns].
 
-    The mean magnitudes of the input to the power of that one of `EXPONENTS` with the least error of all products.
+    The mean magnitudes of the input to the power of that one of `EXPONENTS` with the least error of the products,
+    each in units of what plain rounding loses of it.
     The input is to be divided by the same. shared: int [columns], columns with the same number get the same scale, that
     of their mean magnitude.
     """
@@ -34,8 +36,9 @@ def channel_scales(
         magnitudes = (np.bincount(shared, magnitudes) / np.bincount(shared))[shared]
     hessian = statistics.hessian
     candidates = [_normalised(magnitudes, exponent) for exponent in EXPONENTS]
-    found = [sum(_error(weight, scales, hessian, grid) for weight in weights) for scales in candidates]
-    return candidates[int(np.argmin(found))]
+    found = np.array([[_error(weight, scales, hessian, grid) for weight in weights] for scales in candidates])
+    # The first exponent is plain rounding: what each product loses is counted in units of that.
+    return candidates[int((found / np.maximum(found[0], _NOTHING)).sum(axis=1).argmin())]
 
 
 def _normalised(magnitudes: NDArray[np.float64], exponent: float) -> NDArray[np.float32]:

@@ -9,26 +9,25 @@ from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
 from prolepsis.model.config import ModelConfig
-from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.model_file import ModelFile, open_model
 from prolepsis.quant.grid import IntegerGrid
 from prolepsis.quant.matrix import HeldMatrix, whole
 from prolepsis.quantize.layer import STAGES, Layer
 from prolepsis.quantize.methods import Awq, Gptq, Rtn
 from prolepsis.quantize.mixed import RECIPES, Measure, Mixed, choose
-from prolepsis.quantize.source import GGUFSource
 from prolepsis.quantize.walk import LayerResult, Method, embedded, walk
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 
 
 @pytest.fixture(scope="module")
-def source() -> GGUFSource:
-    return GGUFSource(GGUFFile.open(DATA / "F32.gguf"))
+def source() -> ModelFile:
+    return open_model(DATA / "F32.gguf")
 
 
 @pytest.fixture(scope="module")
-def config() -> ModelConfig:
-    return ModelConfig.from_gguf(GGUFFile.open(DATA / "F32.gguf"))
+def config(source: ModelFile) -> ModelConfig:
+    return source.config
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ class Unchanged:
         return {}
 
 
-def log_probabilities(source: GGUFSource, config: ModelConfig, hidden: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_probabilities(source: ModelFile, config: ModelConfig, hidden: NDArray[np.float32]) -> NDArray[np.float64]:
     """Of the next token, float64 [tokens, vocabulary]."""
     wide = hidden[0].astype(np.float64)
     wide /= np.sqrt(np.square(wide).mean(axis=1, keepdims=True) + config.norm_eps)
@@ -56,12 +55,12 @@ def log_probabilities(source: GGUFSource, config: ModelConfig, hidden: NDArray[n
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def last(source: GGUFSource, config: ModelConfig, method: Method, tokens: NDArray[np.int64]) -> LayerResult:
+def last(source: ModelFile, config: ModelConfig, method: Method, tokens: NDArray[np.int64]) -> LayerResult:
     *_, result = walk(source, config, method, embedded(source, config, tokens))
     return result
 
 
-def lost(source: GGUFSource, config: ModelConfig, method: Method, tokens: NDArray[np.int64]) -> float:
+def lost(source: ModelFile, config: ModelConfig, method: Method, tokens: NDArray[np.int64]) -> float:
     """Mean KL divergence from the model as it is."""
     right, made = (
         log_probabilities(source, config, hidden)
@@ -71,7 +70,7 @@ def lost(source: GGUFSource, config: ModelConfig, method: Method, tokens: NDArra
     return float((np.exp(right) * (right - made)).sum(axis=1).mean())
 
 
-def test_float_pass_is_the_models(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_float_pass_is_the_models(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     hidden = last(source, config, Unchanged(), tokens).hidden
     assert hidden is not None
     found = log_probabilities(source, config, hidden)
@@ -81,14 +80,14 @@ def test_float_pass_is_the_models(source: GGUFSource, config: ModelConfig, token
     assert np.abs(found - expected).mean() < 2e-3
 
 
-def test_quality_of_methods(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_quality_of_methods(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     grid = IntegerGrid(3, 64, symmetric=False)
     plain = lost(source, config, Rtn(grid), tokens)
     assert lost(source, config, Gptq(grid), tokens) < 0.5 * plain
     assert lost(source, config, Awq(grid, IntegerGrid(3, 64, False, search=True)), tokens) < 0.9 * plain
 
 
-def test_awq_folding_changes_nothing(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_awq_folding_changes_nothing(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     right = Layer.read(source, config, 0, embedded(source, config, tokens))
     folded = Layer.read(source, config, 0, embedded(source, config, tokens))
     Awq(IntegerGrid(2, 128)).prepare(folded)
@@ -101,7 +100,7 @@ def test_awq_folding_changes_nothing(source: GGUFSource, config: ModelConfig, to
     np.testing.assert_allclose(folded.hidden, right.hidden, atol=1e-4 * np.abs(right.hidden).max())
 
 
-def test_inputs_together_and_one_by_one(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_inputs_together_and_one_by_one(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     layer = Layer.read(source, config, 0, embedded(source, config, tokens.reshape(4, -1)))
     (together,) = layer.all_inputs()
     for stage in range(len(STAGES)):
@@ -111,7 +110,7 @@ def test_inputs_together_and_one_by_one(source: GGUFSource, config: ModelConfig,
             layer.attend()
 
 
-def test_without_calibration(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_without_calibration(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     (alone,) = walk(source, config, Rtn(IntegerGrid(4, 64)))
     along = last(source, config, Rtn(IntegerGrid(4, 64)), tokens)
     assert alone.hidden is None
@@ -120,7 +119,7 @@ def test_without_calibration(source: GGUFSource, config: ModelConfig, tokens: ND
         np.testing.assert_array_equal(whole(matrix), whole(along.matrices[name]))
 
 
-def test_mixed_bits(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
+def test_mixed_bits(source: ModelFile, config: ModelConfig, tokens: NDArray[np.int64]) -> None:
     measure = Measure(RECIPES[2:6])
     result = last(source, config, measure, tokens)
     assert not result.matrices
@@ -135,6 +134,6 @@ def test_mixed_bits(source: GGUFSource, config: ModelConfig, tokens: NDArray[np.
         choose(config, measure.errors, 2.0, measure.recipes)
 
 
-def test_bad_tokens(source: GGUFSource, config: ModelConfig) -> None:
+def test_bad_tokens(source: ModelFile, config: ModelConfig) -> None:
     with pytest.raises(InputError, match="from 0 to 1023"):
         embedded(source, config, np.array([[5, 1024]]))

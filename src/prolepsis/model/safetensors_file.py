@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
 
-MAX_JSON_BYTES = 1 << 28
+MAX_JSON_BYTES = 1 << 26
 MAX_SHARDS = 10_000
 
 # bfloat16 is its bits.

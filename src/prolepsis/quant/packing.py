@@ -23,10 +23,10 @@ from prolepsis.kernels.cells import (
 )
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.tile_writing import put_lanes, put_plane
+from prolepsis.kernels.tile_writing import PLANE_WRITERS, put_lanes
 from prolepsis.quant.matrix import Codes, Form, Matrix, Words
 
-_CHUNK = 1 << 21  # weights rearranged at a time, so that temporaries stay small
+_CHUNK = 1 << 18  # weights rearranged at a time: what they pass through stays in the second-level cache
 
 Bytes = NDArray[np.uint8]
 
@@ -100,7 +100,7 @@ def _pack_form(form: Form, part: Codes | Words, tiles: Bytes) -> None:
             _scatter(part.part_minimums, np.add.outer(cells, places + LANES * len(places)).reshape(-1), tiles)
     words, low = np.ascontiguousarray(part.codes).view(np.uint32), 0
     for bits in planes_of(kind):
-        put_plane(words, low, bits, (cells + before) // 4, tiles.view(np.uint32))
+        PLANE_WRITERS[bits](words, low, (cells + before) // 4, tiles.view(np.uint32))
         low, before = low + bits, before + plane_bytes(bits)
 
 

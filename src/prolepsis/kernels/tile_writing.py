@@ -42,9 +42,9 @@ def _plane_writer(bits):
 
 
 PLANE_WRITERS = {bits: _plane_writer(bits) for bits in (1, 2, 4, 8)}
-"""By the bits of a plane: f(words, low, starts, tiles) writes the one that begins at bit `low` of the codes (`cells` says
-how it lies).
+"""By the bits of a plane: f(words, low, starts, tiles) writes the one that begins at bit `low` of the codes (`cells`
+says how it lies).
 
-words: the codes, uint32 [rows, columns / 4]; starts: where each cell's plane begins in tiles uint32 [tiles, words]. Rows
-beyond those of `words` are 0.
+words: the codes, uint32 [rows, columns / 4]; starts: where each cell's plane begins in tiles uint32 [tiles, words].
+Rows beyond those of `words` are 0.
 """

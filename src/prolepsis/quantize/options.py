@@ -18,6 +18,9 @@ BITS = (2, 3, 4, 8)
 GROUPS = (128, 64, 32)
 """Sizes of groups that are tried where none is given, the first that divides all rows."""
 
+_SEARCHED_BITS = 3
+"""Up to so many bits GPTQ searches for the range of a group; with more it gains nothing by that."""
+
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """GGUF types with scales of their own for each 32 columns, which every method can make."""
 
@@ -104,7 +107,8 @@ class Options:
     def walker(self, config: ModelConfig, recipes: Mapping[str, Recipe] | None = None) -> Method:
         """The method, ready for `walk`. recipes: for "mixed", of each matrix."""
         if self.method == "gptq":
-            return Gptq(self.grid(config), self.act_order and self.gguf_type is None)
+            search = self.gguf_type is None and self.bits <= _SEARCHED_BITS
+            return Gptq(self.grid(config, search), self.act_order and self.gguf_type is None)
         if self.method == "mixed":
             return Mixed(dict(recipes or {}))
         if self.method == "awq":

@@ -11,6 +11,7 @@ import pytest
 from prolepsis.model.gguf_file import GGUFFile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import kv_evict
 import peers
 import traffic
 
@@ -65,3 +66,14 @@ def test_bytes_a_token(tiny: Path) -> None:
     of = peers.bytes_a_token(GGUFFile.open(tiny))
     assert of(10) - of(0) == 10 * 2 * 2 * 64 * 2
     assert of(0) == sum(tensor.data.nbytes for name, tensor in tensors.items() if name != "token_embd.weight")
+
+
+def test_what_is_lost_where_sequences_forget(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("A block is a fixed number of tokens, and a sequence holds a table of blocks. " * 30)
+    found = report_of(kv_evict, capsys, text, "--model", tiny, "--context", "512", "--windows", "1", "--shares", "25")
+    rows = [(row["budget"], row["kept"]) for row in found["rows"]]
+    assert rows == [(512, "all"), (128, "h2o"), (128, "first and recent"), (128, "recent")]
+    assert found["rows"][0]["mean KL"] == 0
+    assert found["rows"][0]["same top"] == 1
+    assert all(row["mean KL"] > 0 and row["same top"] < 1 for row in found["rows"][1:])

@@ -15,7 +15,7 @@ def test_many_requests(tiny: Path) -> None:
     assert list(record) == [
         "precision", "output_tok_s", "total_tok_s", "ttft_p50_ms", "ttft_p95_ms", "inter_token_p50_ms",
         "inter_token_p95_ms",
-        "cached_share", "preemptions", "waste", "rss_mb", "spec_decode_num_drafts",
+        "cached_share", "preemptions", "waste", "evicted_tokens", "rss_mb", "spec_decode_num_drafts",
         "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos",
         "spec_decode_acceptance_rate_per_pos",
     ]  # fmt: skip

@@ -19,8 +19,8 @@ from prolepsis.quant.gptq_layout import GptqTensors, gptq_matrix
 from prolepsis.quant.grouped_matrix import RowsOf
 from prolepsis.quant.matrix import Form, HeldMatrix, Matrix, Words
 
-_TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
-_LAYER = {
+TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
+LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -134,16 +134,16 @@ class CheckpointWeights:
         """Module of a GGUF name; and where it is one of several in a module, its first row and the rows of all."""
         match = _NAME.fullmatch(name)
         part = match and (match[2] or match[3])
-        if match is None or part not in (_TOP if match[1] is None else _LAYER):
+        if match is None or part not in (TOP if match[1] is None else LAYER):
             raise ValueError(f"{name!r} names no weight of this model")
         if match[1] is None:
-            return _TOP[str(part)], (0, 0)
+            return TOP[str(part)], (0, 0)
         prefix = f"model.layers.{match[1]}."
         for fused, parts in _FUSED.items():
             if part in parts and self._has(prefix + fused):
                 heights = [self._heights[each] for each in parts]
                 return prefix + fused, (sum(heights[: parts.index(str(part))]), sum(heights))
-        return prefix + _LAYER[str(part)], (0, 0)
+        return prefix + LAYER[str(part)], (0, 0)
 
     def _has(self, module: str) -> bool:
         return any(f"{module}.{part}" in self._tensors for part in ("weight", *_SCHEMES))

@@ -3,32 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.model.checkpoint_weights import LAYER, TOP
 from prolepsis.model.config import ModelConfig
-
-_PARTS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_REST = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 
 
 def checkpoint_name(name: str) -> str:
     """`blk.0.attn_q.weight` as `model.layers.0.self_attn.q_proj.weight`."""
-    if name in _REST:
-        return _REST[name]
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{_PARTS[part]}.weight"
+    part = part_of(name)
+    if not name.startswith("blk."):
+        return f"{TOP[part]}.weight"
+    return f"model.layers.{name.split('.')[1]}.{LAYER[part]}.weight"
 
 
 def part_of(name: str) -> str:

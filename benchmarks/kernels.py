@@ -33,7 +33,8 @@ from sections import shared
 from prolepsis.kernels.attention_parts import PART
 from prolepsis.kernels.cells import CELL, CODES, PLANES, RECORD
 from prolepsis.kernels.kinds import KINDS
-from prolepsis.kernels.paged_attention import KVPool, Tiles, attend_item, merge_shares, plan_attention
+from prolepsis.kernels.kv_pool import KVPool
+from prolepsis.kernels.paged_attention import Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.products import need
 from prolepsis.kernels.qmatmul import (
     NATURAL,

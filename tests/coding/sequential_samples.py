@@ -9,7 +9,7 @@ from prolepsis.coding.predictors import Past, Prediction, Segment
 from prolepsis.coding.profile import Profile, measure, scale_codes
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables, universal_tables
-from prolepsis.kernels.paged_attention import KVPool
+from prolepsis.kernels.kv_pool import KVPool
 
 POSITIONS = 1000
 

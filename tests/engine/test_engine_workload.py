@@ -126,6 +126,11 @@ def _load(tiny: Path, block_size: int, threads: int) -> LLM:
     return LLM(tiny, block_size=block_size, threads=threads, max_context=LONGEST, kv_memory=8 << 20)
 
 
+@pytest.fixture(scope="module")
+def codes(tiny: Path) -> LLM:
+    return LLM(tiny, kv_dtype="kivi4", threads=2, max_context=LONGEST, kv_memory=8 << 20, max_running=4)
+
+
 def machine(llm: LLM, setup: Machine) -> Engine:
     """An engine over an empty cache."""
     assert llm.engine.prefix is not None
@@ -143,13 +148,28 @@ def machine(llm: LLM, setup: Machine) -> Engine:
 def test_each_request_gets_the_tokens_it_gets_alone(
     models: dict[tuple[int, int], LLM], asked: list[Asked], setup: Machine
 ) -> None:
-    llm = models[setup.block_size, setup.threads]
+    assert_as_alone(models[setup.block_size, setup.threads], asked, setup)
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=12), setup=machines)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_each_request_gets_the_tokens_it_gets_alone_from_a_cache_of_codes(
+    codes: LLM, asked: list[Asked], setup: Machine
+) -> None:
+    """Blocks of 128 tokens, whose exact forms are few: prompts end in the first and answers in the second."""
+    assert_as_alone(codes, asked, replace(setup, block_size=128, budget=256, swap=None))
+
+
+def assert_as_alone(llm: LLM, asked: list[Asked], setup: Machine) -> None:
     pool = llm.kv_cache.pool
     assert pool.num_used == 0
     for each in asked:
         completed_alone(llm, each)  # from now on known: it takes blocks
     room = -(-LONGEST // setup.block_size) + setup.spare
-    taken = [pool.allocate() for _ in range(pool.num_blocks - room)]
+    taken = []
+    for _ in range(pool.num_blocks - room):
+        taken.append(pool.allocate())
+        pool.settle(taken[-1])
     try:
         engine = machine(llm, setup)
         runs = _run(llm, engine, asked)

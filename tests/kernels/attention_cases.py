@@ -7,10 +7,10 @@ from numba import njit
 
 from prolepsis.coding.cache_dtypes import FORMATS, QuantisedKV, arrays_of, quantise, to_scalars
 from prolepsis.coding.past import as_attended
+from prolepsis.kernels.kv_pool import KVPool
 from prolepsis.kernels.paged_attention import (
     FAST_TILE_QUERIES,
     TILE_QUERIES,
-    KVPool,
     Tiles,
     attend_item,
     merge_shares,

@@ -23,7 +23,8 @@ EPS, THETA = 1e-5, 10_000.0
 # Scales that give every type's random weights a standard deviation near 1 / 16.
 _SCALES = {"Q4_0": 0.014, "Q4_1": 0.006, "Q8_0": 0.0009, "Q6_K": 0.00005, "F16": 0.0063, "BF16": 0.0063, "F32": 0.0063}
 # NaN, and of integers the smallest number, which is never stored.
-_NOTHING = {"bf16": 0x7FC1, "fp16": 0x7E01, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F, "int8": -128, "int4": 0x88}
+_NOTHING = {"bf16": 0x7FC1, "fp16": 0x7E01, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7F, "int8": -128, "int4": 0x88,
+            "kivi4": 0xFF}  # fmt: skip
 _MIXED = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32")  # in turn, where the width is not a multiple of 256
 
 
@@ -159,6 +160,9 @@ class Session:
         )
         self.cache.k[:] = self.cache.v[:] = _NOTHING[kv_dtype]  # wherever nothing is
         self.cache.k_steps[:] = self.cache.v_steps[:] = _NOTHING["fp16"]
+        if kv_dtype == "kivi4":
+            self.cache.recent_k[:] = self.cache.recent_v[:] = _NOTHING["bf16"]
+            self.cache.pool.recent[:] = np.random.default_rng(seed + 1).permutation(self.cache.pool.num_blocks)
         order = np.random.default_rng(seed).permutation(each * sequences + 3)[: each * sequences]
         self.tables = order.reshape(sequences, each).astype(np.int32)
         self.pool = self.decoder.pool_view(self.cache)

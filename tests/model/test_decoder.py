@@ -160,6 +160,23 @@ def test_company_does_not_show_in_narrow_caches(mixed, dtype):
     assert same_kv(session.kv(60), alone.kv(60))
 
 
+def test_caches_of_codes_depend_on_nothing_but_positions(mixed, whole):
+    """Chunks, threads, company and rows run again; the first block is exact, and later rows read it as codes."""
+    alone = Session(mixed, block_size=128, kv_dtype="kivi4")
+    expected = alone.in_chunks(TOKENS, [256])
+    assert np.array_equal(expected[:128], whole[0][:128])
+    assert 0 < kl_divergence(whole[0][128:], expected[128:]).mean() < 0.04
+    for sizes, threads in (([100, 33], 1), ([127, 1, 1, 40], 3)):
+        session = Session(mixed, block_size=128, kv_dtype="kivi4", seed=threads, threads=threads)
+        assert np.array_equal(session.in_chunks(TOKENS, sizes), expected)
+    together = Session(mixed, block_size=128, kv_dtype="kivi4", sequences=3)
+    together.run([(0, TOKENS[:120], 0), (1, TOKENS[:20], 0), (2, TOKENS[::-1][:90], 0)])
+    together.run([(0, TOKENS[::-1][:20], 120)])  # drafts that are not taken, over the end of a block
+    for at in range(120, 140, 4):
+        parts = [(s, TOKENS[at - back : at - back + 4], at - back) for s, back in ((1, 100), (0, 0), (2, 30))]
+        assert np.array_equal(together.run(parts)[4:8], expected[at : at + 4])
+
+
 def test_logits_of_the_last_rows_and_of_none(mixed, whole):
     session = Session(mixed, sequences=2)
     assert session.run([(0, TOKENS[:100], 0)], "none").shape == (0, VOCAB)

@@ -149,7 +149,7 @@ def load_(
     llm = load(
         model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
     )
-    coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.dtype)
+    coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.coded_dtype)
     start = time.perf_counter()
     saved = load_session(session, llm, recompute=recompute, profile=coded_with)
     restore_s = time.perf_counter() - start

@@ -41,7 +41,7 @@ def profile_to_save_with(llm: LLM, kind: PredictorKind | None, path: Path | None
     Raises:
         InputError: the file at `path` is for another model, dtype or predictor; or nothing is kept for `kind`.
     """
-    dtype = llm.kv_cache.dtype
+    dtype = llm.kv_cache.coded_dtype
     if path is not None:
         profile = load_profile(path, llm, dtype)
         if kind not in (None, kind_of(profile)):

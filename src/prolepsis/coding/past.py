@@ -19,7 +19,7 @@ from prolepsis.coding.cache_dtypes import (
 from prolepsis.coding.predictors import Segment
 from prolepsis.errors import InputError
 from prolepsis.kernels.kv_blocks import put_rows
-from prolepsis.kernels.paged_attention import KVPool
+from prolepsis.kernels.kv_pool import KVPool
 from prolepsis.kernels.rows import DTYPES
 
 _BLOCK = 32  # tokens

@@ -19,7 +19,7 @@ from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.interrupts import deferred
-from prolepsis.engine.memory import new_cache, require_memory
+from prolepsis.engine.memory import RECENT_IN_PASS, new_cache, require_memory
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
@@ -82,11 +82,11 @@ class LLM:
         max_context: longest sequence in tokens; by default what the model was trained for, up to 131,072.
         kv_memory: bytes for the KV cache; by default a quarter of free memory, or what `max_running` longest sequences
         take if that is less. The system supplies them as they are first used.
-        kv_dtype: "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8" or "int4".
+        kv_dtype: "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4" or "kivi4" (docs/quantization.md).
         kv_evict: None or "none" keeps every token; "h2o:512" or "h2o:20%" drops, of a sequence that holds so many, or
         such a share of max_context, the tokens that least attention was paid to (`prolepsis.kv.eviction`). Lossy, and
         without drafts, prefix caching, swapping and sessions.
-        block_size: tokens in a block of the cache, 16 or 32.
+        block_size: tokens in a block of the cache, 16 or 32; those of kivi4 have 128 whatever is asked for.
         precision: "high" keeps 16 bits of each activation; "fast" keeps 8, as most engines do.
         threads: by default one for each core.
         max_running: most sequences that run at once.
@@ -109,6 +109,8 @@ class LLM:
             raise InputError(
                 "kv_evict and draft exclude each other: the attention of drafts that are refused cannot be taken back"
             )
+        if evicts and kv_dtype == "kivi4":
+            raise InputError("kv_evict and kv_dtype kivi4 exclude each other: tokens of codes cannot be dropped one by one")
         _check_choice("block_size", block_size, BLOCK_SIZES)
         _check_choice("precision", precision, tuple(PRECISIONS))
         _check_choice("preemption", preemption, PREEMPTIONS)
@@ -134,22 +136,24 @@ class LLM:
             longest=most_held,
             sequences=max_running,
         )
-        held = self._cache.pool.num_blocks * block_size
+        held = self._cache.pool.num_blocks * self._cache.block_size
         self.max_context = longest if held >= most_held else held
         decoder = Decoder.load(self._file, self.config, self.max_context, CHUNK, threads, precision, evicts)
         self.runner = Runner(decoder, self._cache, eviction)
         cache_bytes = held * self._cache.bytes_per_token
         swap = None
-        if preemption == "swap" and not evicts:
+        if preemption == "swap" and not evicts and kv_dtype != "kivi4":
             swap = SwapSpace(
                 self._cache,
                 self.rope,
                 cache_bytes // 2 if swap_memory is None else swap_memory,
                 cache_bytes if swap_disk is None else swap_disk,
             )
-        prefix = PrefixIndex(self._cache.pool, block_size) if prefix_caching and not evicts else None
+        prefix = PrefixIndex(self._cache.pool, self._cache.block_size) if prefix_caching and not evicts else None
         drafter = new_drafter(draft, self._file, decoder, self._cache)
         self._speculation = None if drafter is None else Speculation(drafter, draft_tokens)
+        if kv_dtype == "kivi4":
+            max_running = min(max_running, self._cache.num_recent - RECENT_IN_PASS)
         self.engine = Engine(self.runner, prefix, swap, max_running, speculation=self._speculation)
         """Runs requests together; `generate` is made of it."""
 

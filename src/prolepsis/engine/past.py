@@ -43,7 +43,7 @@ class CachedPast:
     def put(self, layer: int, start: int, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
         """Cache one layer of tokens that become known. Raises CapacityError as `blocks`."""
         self.blocks(start + scalars.shape[1])
-        kv = from_scalars(scalars[None], None if steps is None else steps[None], self._cache.dtype)
+        kv = from_scalars(scalars[None], None if steps is None else steps[None], self._cache.coded_dtype)
         self._cache.write_layer(layer, self._table, start, kv)
 
     def append(self, kv: KV) -> None:

@@ -86,12 +86,15 @@ class Runner:
             found = self.decoder.forward(self._pool, batch)
             if self.eviction is not None:
                 self._evict([sequence for sequence, _, _ in parts])
-            return found
         except BaseException:
             # Interrupted or out of blocks: a token counts as cached only once its K and V are.
             for (sequence, _, _), length in zip(parts, before, strict=True):
                 sequence.table.truncate(length)
             raise
+        for (sequence, _, _), guess in zip(parts, guesses, strict=True):
+            if not guess:
+                sequence.table.settle()
+        return found
 
     def _evict(self, sequences: Many[Sequence]) -> None:
         """Let the sequences of the last pass drop what was paid least attention to."""

@@ -248,7 +248,8 @@ class Scheduler:
         for task, length in zip(tasks, planned, strict=True):
             [part] = self._parts[task]
             table, most = part.sequence.table, min(length, task.most_drafts)
-            if most > 0 and table.blocks_to_write(1 + most) + promised <= self._pool.num_free:
+            needed = table.blocks_to_write(1 + most)
+            if most > 0 and needed + promised <= self._pool.num_free and needed <= self._pool.num_writable:
                 self._cache.copy_blocks(table.prepare_write(1 + most))
                 self._parts[task] = [part._replace(drafts=most)]
 
@@ -278,7 +279,8 @@ class Scheduler:
         """Have blocks for `count` more tokens of each sequence, at the cost of those behind `task`; False: it left."""
         # One after the other: of those that share a block, the last to write has it alone and needs no copy.
         for sequence in sequences:
-            while sequence.table.blocks_to_write(count) > self._pool.num_free:
+            sequence.table.settle()
+            while sequence.table.blocks_to_write(count) > self._pool.num_writable:
                 last = self.running[-1]
                 if last is task and len(self.running) == 1:
                     self._fail(task)

@@ -98,7 +98,7 @@ def write_session(
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
     _require_whole(llm)
     cached, whole = sequence.num_cached, None
-    dtype, rope = llm.kv_cache.dtype, llm.rope
+    dtype, rope = llm.kv_cache.coded_dtype, llm.rope
     if profile is None:
         whole = llm.kv_cache.read(sequence.table, 0, cached)
         profile = measure(whole, dtype, rope, 0)

@@ -60,7 +60,7 @@ class Speculation:
         sequence = request.sequence
         self._remember(sequence.number)
         most = min(self.lengths([request], CHUNK - 1)[0], request.most_drafts)
-        if sequence.table.blocks_to_write(1 + most) > runner.cache.pool.num_free:
+        if sequence.table.blocks_to_write(1 + most) > runner.cache.pool.num_writable:
             most = 0
         runner.cache.copy_blocks(sequence.table.prepare_write(1 + most))
         parts = [Part(request, sequence, 1, True, most)]

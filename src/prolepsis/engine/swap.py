@@ -161,11 +161,11 @@ class SwapSpace:
     def _encode(self, file: BinaryIO, tokens: Many[int], table: BlockTable) -> int:
         """Write the table's tokens to `file`, of which only `write` is used; returns their size in the cache."""
         cache = self._cache
-        geometry = Geometry(cache.dtype, cache.num_layers, cache.num_kv_heads, cache.head_dim)
+        geometry = Geometry(cache.coded_dtype, cache.num_layers, cache.num_kv_heads, cache.head_dim)
         spans = list(grid_spans(0, table.length))
         sample = {span: self._read(table, span) for span in spans[:: -(-len(spans) // _SAMPLED_SEGMENTS)]}
         profile = measure_parts(lambda: list(sample.items()), geometry, self._rope, tokens=table.length)
-        writer = SessionWriter(file, profile, dtype=cache.dtype, rope=self._rope)
+        writer = SessionWriter(file, profile, dtype=cache.coded_dtype, rope=self._rope)
         for span in spans:
             kv = sample.pop(span) if span in sample else self._read(table, span)
             writer.add(kv, tokens[span.start : span.start + span.count])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import PART, UNIT
 from prolepsis.kernels.brain_parts import GROUP, add_weighted, join_sums, merge_row, round_queries, score_pairs, weigh
+from prolepsis.kernels.kv_pool import block_at, read_view
 from prolepsis.kernels.kv_widened import is_narrow, widen_block, widen_unit
 
 _RUN = 16  # tokens of one vector of scores
@@ -51,9 +52,9 @@ def _new_work(pool, q, q_stride, heads, queries):
 @njit(inline="always")
 def _enter_part(pool, tables, sequence, layer, head, queries, group, position, start, stop, work):
     """Fill in blocks and valid."""
-    base, before = layer * pool.num_blocks, start // pool.block_size
+    before = start // pool.block_size
     for n in range((stop - start + pool.block_size - 1) // pool.block_size):
-        work.blocks[n] = (base + tables[sequence, before + n]) * pool.kv_heads + head
+        work.blocks[n] = block_at(pool, layer, tables[sequence, before + n]) * pool.kv_heads + head
     v, seen = 0, position + 1 - start
     while v < queries:
         for _ in range(group):
@@ -154,8 +155,9 @@ def attend_parts(
             at = (number - first) * state_step
             target, own_tops, own_sums = out[(number - first) * out_step :], tops[at:], sums[at:]
         count, place = stop - start, position - start
-        _enter_part(pool, tables, sequence, layer, heads[0], queries, group, position, start, stop, work)
-        _weigh_part(pool, together, queries, group, place, count, work, own_tops, own_sums, state_stride)
+        view = read_view(pool, start, position)
+        _enter_part(view, tables, sequence, layer, heads[0], queries, group, position, start, stop, work)
+        _weigh_part(view, together, queries, group, place, count, work, own_tops, own_sums, state_stride)
         if merged:
             for i in range(together):
                 at = i * queries
@@ -167,7 +169,7 @@ def attend_parts(
         run = blocks if whole else 1
         for block in range(0, blocks, run):
             _add_values(
-                pool, together, queries, group, place, count, block, block + run, work, target, stride, keep, take,
+                view, together, queries, group, place, count, block, block + run, work, target, stride, keep, take,
                 whole,
             )  # fmt: skip
         if merged and not whole:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import PART
 from prolepsis.kernels.cells import CELL, PLANES, RECORD
+from prolepsis.kernels.kivi import code_block
 from prolepsis.kernels.kv_blocks import put_head
+from prolepsis.kernels.kv_pool import block_at, has_codes, written_view
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.paged_attention import ENOUGH_PAIRS, Tiles, attend_item, merge_shares, plan_attention
 from prolepsis.kernels.qmatmul import (
@@ -33,10 +35,10 @@ from prolepsis.kernels.unpacking import unpack_row
 QKV, ATTENTION_OUT, GATE_UP, DOWN = range(4)
 
 # Kinds of sections, and the words of their parameters behind `team.JOB`.
-_EMBED, _NORM, _MULTIPLY, _ROTATE, _ATTEND, _QUANTISE, _GATE, _LAST_NORM = range(8)
+_EMBED, _NORM, _MULTIPLY, _ROTATE, _ATTEND, _QUANTISE, _GATE, _LAST_NORM, _CODE = range(9)
 _KIND, _ROWS, _A, _B, _C, _D, _E = range(JOB, JOB + 7)
 
-_PHASES = 10  # sections of a layer
+_PHASES = 11  # sections of a layer
 _ROWS_AN_ITEM = 8  # rows of a section that works row by row; fewer are not worth sharing
 _ITEMS_A_THREAD = 2  # a product is cut into this many items for each thread: long runs of memory, yet balanced
 _CHANGE, _PROJECTED, _LOGITS = range(3)  # where a product's result goes
@@ -172,13 +174,22 @@ def _rotate(plan, pool, scratch, tables, layer, rows, row, sequence, position, s
         rotate_head(
             projected, base + h * dim, rotary, dim, plan.cos, plan.sin, angle, plan.score_scale, scratch.query, to
         )  # fmt: skip
-    block = layer * pool.num_blocks + tables[sequence, slot // size]
+    place = written_view(pool)
+    block = block_at(place, layer, tables[sequence, slot // size])
     inside = slot % size
     turned, column = np.empty(dim, np.float32), np.empty(dim, np.uint16)
     for h in range(kv_heads):
         key = base + (heads + h) * dim
         rotate_head(projected, key, rotary, dim, plan.cos, plan.sin, angle, np.float32(1.0), turned, 0)
-        put_head(pool, block * kv_heads + h, inside, turned, projected, key + kv_heads * dim, column)
+        put_head(place, block * kv_heads + h, inside, turned, projected, key + kv_heads * dim, column)
+
+
+@njit(inline="always")
+def _code(pool, tables, layer, sequence, position):
+    """The row at `position` may have filled a block of kivi4, which rows of later ones read as codes."""
+    if (position + 1) % pool.block_size == 0:
+        block, recent = tables[sequence, position // pool.block_size], written_view(pool)
+        code_block(pool, recent, (block_at(pool, layer, block), block_at(recent, layer, block)))
 
 
 @njit(inline="always")
@@ -222,6 +233,8 @@ def _run_item(control, item, plan, pool, batch, scratch):
                 plan, pool, scratch, batch.tiles.tables, control[_A], rows, row, batch.sequences[row],
                 batch.positions[row], batch.slots[row],
             )  # fmt: skip
+        elif kind == _CODE:
+            _code(pool, batch.tiles.tables, control[_A], batch.sequences[row], batch.positions[row])
         elif kind == _QUANTISE:
             _quantise(plan, scratch, row, plan.heads * pool.head_dim, 4 * control[_A] + ATTENTION_OUT)
         elif kind == _GATE:
@@ -272,6 +285,8 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
     if phase == 2:
         return _row_section(control, _ROTATE, rows, layer)
     if phase == 3:
+        return _row_section(control, _CODE, rows, layer) if has_codes(pool) else 0
+    if phase == 4:
         group = plan.heads // pool.kv_heads
         pairs, shares, span, size = plan_attention(
             pool, batch.tiles, tiles, group, threads, room, plan.fast
@@ -279,15 +294,15 @@ def _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch,
         _set(control, _ATTEND, rows, layer, shares, size, pairs)
         control[_E] = span
         return pairs * ((shares + span - 1) // span)
-    if phase == 4:
-        return _row_section(control, _QUANTISE, rows, layer)
     if phase == 5:
-        return _product_section(control, plan, threads, first + ATTENTION_OUT, rows, plan.hidden, _CHANGE)
+        return _row_section(control, _QUANTISE, rows, layer)
     if phase == 6:
-        return _row_section(control, _NORM, rows, 2 * layer + 1)
+        return _product_section(control, plan, threads, first + ATTENTION_OUT, rows, plan.hidden, _CHANGE)
     if phase == 7:
-        return _product_section(control, plan, threads, first + GATE_UP, rows, 2 * plan.intermediate, _PROJECTED)
+        return _row_section(control, _NORM, rows, 2 * layer + 1)
     if phase == 8:
+        return _product_section(control, plan, threads, first + GATE_UP, rows, 2 * plan.intermediate, _PROJECTED)
+    if phase == 9:
         return _row_section(control, _GATE, rows, layer)
     return _product_section(control, plan, threads, first + DOWN, rows, plan.hidden, _CHANGE)
 
@@ -316,6 +331,8 @@ def run_pass(control, generation, shape, plan, pool, batch, scratch):
                 return
             items = _prepare(control, step, threads, rows, tiles, logit_rows, plan, pool, batch, scratch.partial.size)
             step += 1
+            if items == 0:
+                continue
             if items == 1:
                 item = np.int64(0)
             else:

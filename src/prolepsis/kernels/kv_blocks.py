@@ -36,7 +36,7 @@ def put_head(pool, head, inside, key, value, value_at, column):
 
 @njit(cache=True, nogil=True)
 def put_rows(pool, table, layer, start, values):
-    """Put the K and V of tokens at positions from `start` on into one layer of a `paged_attention.KVPool` of 16 bits.
+    """Put the K and V of tokens at positions from `start` on into one layer of a `kv_pool.KVPool` of 16 bits.
 
     table: block table, int32 [blocks]. values: uint16 [2, tokens, kv_heads, head_dim], bits of the pool's dtype.
     """

@@ -1,11 +1,12 @@
-"""K and V of a pool (`paged_attention.KVPool`) in the 16 bits that attention reads, where it stores fewer."""
+"""K and V of a pool (`kv_pool.KVPool`) in the 16 bits that attention reads, where it stores fewer."""
 
 from numba import njit
 
+from prolepsis.kernels.kivi import read_keys, read_values
 from prolepsis.kernels.narrow_kv import attended, widen_keys, widen_values
 from prolepsis.kernels.rows import DTYPE_BF16, DTYPE_FP16, DTYPES
 
-_INT4 = DTYPES["int4"]
+_INT4, _KIVI4 = DTYPES["int4"], DTYPES["kivi4"]
 
 
 @njit(cache=True)
@@ -32,6 +33,9 @@ def widen_unit(pool, first, second, wide):
 
     Called and not inlined, as `widen_block`: compiling it takes a while.
     """
+    if pool.dtype == _KIVI4:
+        read_keys(pool, first[0], first[1], wide)
+        return
     size, head = pool.block_size, pool.head_dim * pool.block_size
     widen_keys(
         pool.dtype, pool.k, bytes_of(pool.dtype, first[0] * head) + first[1],
@@ -43,5 +47,8 @@ def widen_unit(pool, first, second, wide):
 @njit(cache=True)
 def widen_block(pool, block, count, wide):
     """wide[t] = V of the first tokens of a block, numbered with the head."""
+    if pool.dtype == _KIVI4:
+        read_values(pool, block, count, wide)
+        return
     at = bytes_of(pool.dtype, block * pool.head_dim * pool.block_size)
     widen_values(pool.dtype, pool.v, at, count, pool.head_dim, pool.v_steps, block * pool.block_size, wide)

@@ -79,7 +79,7 @@ class _Brain(ir.Type):
         return hash(_Brain)
 
 
-def _nearest_brain(b, x):
+def nearest_brain(b, x):
     """float32 to bf16 bits <16 x i16>, to nearest even: numbers that are finite, and zero or normal."""
     if has("avx512f", "avx512bf16"):  # one instruction, which takes subnormal numbers for 0
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
@@ -98,12 +98,12 @@ def _float8_to_16_bits(b, kind, codes):
         return b.shl(b.zext(codes, HALFS), splat(HALFS, 8))
     # As fp16, with one bit more of exponent, it is less by a power of two.
     lesser = b.and_(b.shl(b.sext(codes, HALFS), splat(HALFS, 7)), splat(HALFS, 0xBFFF))
-    return _nearest_brain(b, b.fmul(half_to_float(b, lesser), splat(FLOATS, 256.0)))
+    return nearest_brain(b, b.fmul(half_to_float(b, lesser), splat(FLOATS, 256.0)))
 
 
 def _multiples(b, integers, steps):
     """<16 x i32> integers times float32 steps, as the nearest bf16."""
-    return _nearest_brain(b, b.fmul(b.sitofp(integers, FLOATS), steps))
+    return nearest_brain(b, b.fmul(b.sitofp(integers, FLOATS), steps))
 
 
 def _steps(b, bits):
@@ -229,7 +229,7 @@ def _nearest_float8(b, kind, x):
     return b.trunc(b.or_(code, b.and_(b.lshr(bits, splat(INTS, 24)), splat(INTS, 0x80))), SMALL)
 
 
-def _finite(b, x):
+def finite(b, x):
     """x, and 0 for NaN and infinities."""
     return b.select(b.fcmp_ordered("<", absolute(b, x), splat(FLOATS, float("inf"))), x, splat(FLOATS, 0.0))
 
@@ -263,7 +263,7 @@ def store_narrow_head(tyctx, dtype, x, at, width, out, out_at, steps, step_at):
         def integers(code, limit):
             slot = cgutils.alloca_once_value(b, splat(FLOATS, 0.0))
             with cgutils.for_range_slice(b, I64(0), width, I64(LANES)) as (column, _):
-                b.store(maximum(b, absolute(b, _finite(b, read(column))), b.load(slot)), slot)
+                b.store(maximum(b, absolute(b, finite(b, read(column))), b.load(slot)), slot)
             largest = tree(b, lambda u, v: maximum(b, u, v), b.load(slot))
             step = float_to_half(b, broadcast(b, FLOATS, b.fdiv(largest, F32(limit))))
             store(b, b.extract_element(step, I32(0)), ps, scaled(b, args[7], 2))
@@ -272,7 +272,7 @@ def store_narrow_head(tyctx, dtype, x, at, width, out, out_at, steps, step_at):
             divisor = b.select(none, splat(FLOATS, float("inf")), size)
 
             def nearest_integers(column):
-                number = nearest(b, b.fdiv(_finite(b, read(column)), divisor))
+                number = nearest(b, b.fdiv(finite(b, read(column)), divisor))
                 top, bottom = splat(FLOATS, float(limit)), splat(FLOATS, float(-limit))
                 number = b.select(b.fcmp_ordered(">", number, top), top, number)
                 return b.fptosi(b.select(b.fcmp_ordered("<", number, bottom), bottom, number), INTS)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from prolepsis.kernels.attention_parts import PART, UNIT, add_values, divide_row, exponentiate, merge, score_unit
 from prolepsis.kernels.brain_attention import attend_parts, merge_part
+from prolepsis.kernels.kv_pool import block_at, read_view
 from prolepsis.kernels.kv_widened import is_brain, is_narrow, widen_block, widen_unit
 from prolepsis.kernels.narrow_kv import attended
 
@@ -23,28 +24,9 @@ _ITEMS_A_THREAD = 4  # as many items the shares of few pairs are gathered into, 
 ENOUGH_PAIRS = 16  # below this many (tile, head) pairs the parts of the context are spread over threads too
 
 
-class KVPool(NamedTuple):
-    """The blocks of every layer, flat: k uint16 [layers, blocks, kv_heads, head_dim, block_size], v with the last two
-    axes exchanged; `dtype` one of `rows.DTYPES`.
-
-    Where that has fewer than 16 bits, k and v are views of bytes in the same order, one byte for each channel, or for
-    two of int4. k_steps, v_steps: the steps of integers, fp16 bits [layers, blocks, kv_heads, block_size], else empty.
-    """
-
-    k: NDArray[np.uint16]
-    v: NDArray[np.uint16]
-    k_steps: NDArray[np.uint16]
-    v_steps: NDArray[np.uint16]
-    num_blocks: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: int
-
-
 class Tiles(NamedTuple):
-    """Runs of rows of one sequence at consecutive positions: int64 [tiles] each, and the sequences' block tables
-    int32 [sequences, max_blocks]. Positions are places in these tables."""
+    """Runs of rows of one sequence at consecutive positions, of kivi4 within a part: int64 [tiles] each, and the
+    sequences' block tables int32 [sequences, max_blocks]. Positions are places in these tables."""
 
     first_row: NDArray[np.int64]
     num_rows: NDArray[np.int64]
@@ -96,11 +78,11 @@ def _attend_part(
     and V of a narrow dtype in 16 bits.
     """
     dim, size, width = pool.head_dim, pool.block_size, queries * PART
-    base, (head, together) = layer * pool.num_blocks, heads
+    head, together = heads
     for token in range(start, stop, UNIT):
         then = min(token + 16, stop - 1) // 16 * 16
-        first = (base + tables[sequence, token // size]) * pool.kv_heads + head
-        second = (base + tables[sequence, then // size]) * pool.kv_heads + head
+        first = block_at(pool, layer, tables[sequence, token // size]) * pool.kv_heads + head
+        second = block_at(pool, layer, tables[sequence, then // size]) * pool.kv_heads + head
         for i in range(together):
             score(
                 pool, (first + i, token % size), (second + i, then % size), q[i * q_stride :], queries,
@@ -115,7 +97,7 @@ def _attend_part(
                 state[at], state[at + 1] = -np.inf, 0.0
         out[i * out_stride : i * out_stride + queries * dim] = 0.0
     for token in range(start, stop, size):
-        first = (base + tables[sequence, token // size]) * pool.kv_heads + head
+        first = block_at(pool, layer, tables[sequence, token // size]) * pool.kv_heads + head
         for i in range(together):
             at, count = (first + i) * dim * size, min(size, stop - token)
             dtype, values = pool.dtype, pool.v
@@ -253,8 +235,9 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
         states = 2 * (width // dim)
         for share in range(first, min(first + span, shares, (end + PART - 1) // PART)):
             at = pair * shares + share
+            view = read_view(pool, share * PART, tiles.first_position[tile])
             _attend_part(
-                pool, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
+                view, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
                 tiles.first_position[tile], share * PART, min((share + 1) * PART, end), scores, wide,
                 partial[at * width :], shares * width, partial_state[at * states :], shares * states,
             )  # fmt: skip
@@ -262,8 +245,9 @@ def attend_item(pool, tiles, layer, group, rows, item, shares, span, width, q, p
     part, part_state = np.empty(every * dim, np.float32), np.empty(2 * every, np.float32)
     total, state = np.empty(every * dim, np.float32), np.empty(2 * every, np.float32)
     for start in range(0, end, PART):
+        view = read_view(pool, start, tiles.first_position[tile])
         _attend_part(
-            pool, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
+            view, tiles.tables, tiles.sequence[tile], layer, (head, together), query, q_stride, queries, group,
             tiles.first_position[tile], start, min(start + PART, end), scores, wide, part, queries * dim, part_state,
             2 * queries,
         )  # fmt: skip

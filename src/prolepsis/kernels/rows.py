@@ -35,8 +35,8 @@ LARGEST_QUANT = 127.0 * 256 + 127  # the largest number of two signed bytes whos
 LARGEST_BYTE = 127.0
 MODERATE = 2.0**60  # larger numbers are no hidden state of any model, and must not become infinite
 DTYPE_BF16, DTYPE_FP16 = 0, 1
-DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16, "fp8_e4m3": 2, "fp8_e5m2": 3, "int8": 4, "int4": 5}
-"""Codes of cache dtypes. The first two have 16 bits; the others are the business of `narrow_kv`."""
+DTYPES = {"bf16": DTYPE_BF16, "fp16": DTYPE_FP16, "fp8_e4m3": 2, "fp8_e5m2": 3, "int8": 4, "int4": 5, "kivi4": 6}
+"""Codes of cache dtypes. The first two have 16 bits; `kivi` makes and reads the last, and `narrow_kv` the others."""
 
 _i = types.int64
 _f = types.float32

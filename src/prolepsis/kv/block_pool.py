@@ -7,6 +7,8 @@ The pool hands out block numbers only; the bytes live in `prolepsis.kv.cache.Pag
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
+
 from prolepsis.errors import CapacityError, IntegrityError
 
 
@@ -20,8 +22,13 @@ class BlockPool:
     Not thread-safe: one engine thread owns the pool.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_recent: int | None = None) -> None:
+        """num_recent: how many blocks can have an exact form beside them (`PagedKVCache`); None: none needs one."""
         self.num_blocks = num_blocks
+        self.recent = np.full(0 if num_recent is None else num_blocks, -1, np.int32)
+        """int32 [num_blocks]: where the exact form of a block is, -1 where it has none. Empty where none needs one."""
+        self._num_recent = num_recent or 0
+        self._free_recent = list(reversed(range(self._num_recent)))
         self.on_forget: Callable[[int], None] | None = None
         """Called with a block that is about to lose its registration, after which it may be overwritten."""
         self._ref_counts = [0] * num_blocks
@@ -40,8 +47,18 @@ class BlockPool:
         """Blocks held by at least one sequence."""
         return self.num_blocks - self.num_free
 
+    @property
+    def num_writable(self) -> int:
+        """Blocks that can be taken before others are `settled`."""
+        return min(self.num_free, len(self._free_recent)) if self.recent.size else self.num_free
+
     def require(self, count: int) -> None:
-        """Raise CapacityError unless `count` blocks are free; nothing is taken."""
+        """Raise CapacityError unless `count` blocks can be taken; nothing is taken."""
+        if self.num_free >= count > self.num_writable:
+            raise CapacityError(
+                f"the KV cache needs exact room for {count} more block(s) but only {self.num_writable} are free; "
+                "release a sequence, or give the cache a larger memory budget"
+            )
         if count > self.num_free:
             raise CapacityError(
                 f"the KV cache needs {count} more block(s) but only {self.num_free} of {self.num_blocks} are free; "
@@ -55,7 +72,19 @@ class BlockPool:
             self.forget(next(iter(self._evictable)))
         block = self._blank.pop()
         self._ref_counts[block] = 1
+        if self.recent.size:
+            self.recent[block] = self._free_recent.pop()
         return block
+
+    def settle(self, block: int) -> None:
+        """Keep no exact form of a block beside it, for its tokens will stay."""
+        if self.recent.size and self.recent[block] >= 0:
+            self._free_recent.append(int(self.recent[block]))
+            self.recent[block] = -1
+
+    def is_settled(self, block: int) -> bool:
+        """Whether tokens of a block can no longer be taken back one by one, since it has no exact form."""
+        return self.recent.size > 0 and bool(self.recent[block] < 0)
 
     def hold(self, block: int) -> None:
         """Add a holder to a used block, or take a free registered one into use.
@@ -72,6 +101,7 @@ class BlockPool:
         self._require_used(block)
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
+            self.settle(block)
             if self._registered[block]:
                 self._evictable[block] = None
             else:
@@ -82,6 +112,7 @@ class BlockPool:
         self._require_used(block)
         if self._registered[block]:
             raise IntegrityError(f"block {block} is registered already")
+        self.settle(block)
         self._registered[block] = True
 
     def forget(self, block: int) -> None:
@@ -129,6 +160,16 @@ class BlockPool:
         used = sum(count > 0 for count in self._ref_counts)
         if used + self.num_free != self.num_blocks:
             raise IntegrityError(f"{self.num_free} free + {used} used blocks, but the pool has {self.num_blocks}")
+        self._check_recent()
+
+    def _check_recent(self) -> None:
+        exact = np.flatnonzero(self.recent >= 0).tolist()
+        places = self.recent[exact].tolist() + self._free_recent
+        if len(set(places)) != len(places) or len(places) != self._num_recent:
+            raise IntegrityError(f"of {self._num_recent} places for exact blocks, these are used or free: {places}")
+        for block in exact:
+            if self._ref_counts[block] == 0 or self._registered[block]:
+                raise IntegrityError(f"block {block} is free or registered and yet has an exact form")
 
     def _require_exists(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:

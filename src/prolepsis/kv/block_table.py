@@ -35,6 +35,7 @@ class BlockTable:
         self._entries = np.zeros(_INITIAL_ENTRIES, dtype=np.int32)
         self._num_blocks = 0
         self._length = 0
+        self._num_settled = 0
 
     @property
     def blocks(self) -> NDArray[np.int32]:
@@ -89,6 +90,7 @@ class BlockTable:
         Returns the (source, destination) block copies to make before anything else is written to any table
         (none, or one for a tail that is shared or registered). All or nothing: on CapacityError the table is unchanged.
         """
+        self.settle()
         if n_tokens <= 0 or self._tail_is_writable():
             self.reserve(n_tokens)
             return []
@@ -118,6 +120,14 @@ class BlockTable:
         self.reserve(n_tokens)
         self._length += n_tokens
 
+    def settle(self) -> None:
+        """The tokens held will stay: keep no exact form of the blocks that they fill (`BlockPool.settle`)."""
+        full = self._length // self.block_size
+        if self.pool.recent.size:
+            for block in self._entries[self._num_settled : full].tolist():
+                self.pool.settle(block)
+        self._num_settled = full
+
     def slots(self, start: int, stop: int) -> NDArray[np.int64]:
         """Slots of the tokens `start .. stop - 1`, int64 (block * block_size + offset).
 
@@ -135,16 +145,23 @@ class BlockTable:
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens and release every block they do not need, reserved ones included.
 
+        Fewer are kept where the last would be some of a settled block's, of which only all or none can be.
+
         The last block is released first: of a chain that the index knows, the end is evicted before the beginning.
         """
         if not self.evicted <= length <= self.length:
             raise IndexError(f"a sequence that holds {self.length} tokens cannot keep {length}")
-        needed = self._blocks_for(length - self.evicted)
+        held = length - self.evicted
+        inside = held % self.block_size
+        if inside and self.pool.is_settled(int(self._entries[held // self.block_size])):
+            held -= inside
+        needed = self._blocks_for(held)
         for block in self._entries[needed : self._num_blocks][::-1].tolist():
             self.pool.release(block)
         self._num_blocks = needed
-        self._length = length - self.evicted
-        self.num_known = min(self.num_known, self._length // self.block_size)
+        self._length = held
+        self._num_settled = min(self._num_settled, held // self.block_size)
+        self.num_known = min(self.num_known, held // self.block_size)
 
     def rewind(self, length: int) -> None:
         """`truncate`, where others will follow than the tokens that did."""
@@ -199,6 +216,8 @@ class BlockTable:
                 raise IntegrityError(f"block {block} is only reserved and yet shared or registered")
             if index < self.num_known and not self.pool.is_registered(block):
                 raise IntegrityError(f"block {block} counts as known to the prefix index and yet is not registered")
+        if self._length % self.block_size and self.pool.is_settled(blocks[held - 1]):
+            raise IntegrityError(f"block {blocks[held - 1]} is partly filled and yet settled")
         if not 0 <= self.num_known <= self._length // self.block_size:
             raise IntegrityError(f"a table of {self._length} tokens says that {self.num_known} full blocks are known")
 

@@ -9,9 +9,21 @@ from numpy.typing import NDArray
 from prolepsis.errors import InputError, IntegrityError
 from prolepsis.kv.block_pool import BlockPool
 from prolepsis.kv.block_table import BlockTable
-from prolepsis.kv.stored import FORMATS, KV, STEP_BITS, DType, QuantisedKV, arrays_of, dtype_named, values_of
+from prolepsis.kv.stored import (
+    FORMATS,
+    KIVI_BLOCK,
+    KIVI_RUN,
+    KV,
+    STEP_BITS,
+    CacheDType,
+    DType,
+    QuantisedKV,
+    arrays_of,
+    cache_dtype_named,
+    values_of,
+)
 
-_TYPES: dict[DType, type] = {"bf16": np.uint16, "fp16": np.uint16, "int8": np.int8}  # of a value; bytes otherwise
+_TYPES: dict[CacheDType, type] = {"bf16": np.uint16, "fp16": np.uint16, "int8": np.int8}  # of a value; bytes otherwise
 
 
 class PagedKVCache:
@@ -21,6 +33,10 @@ class PagedKVCache:
     the scores of consecutive tokens are lanes of a vector. Both are uint16 for bf16 and fp16, uint8 for fp8, int8 for
     int8, and uint8 with half the head_dim for int4, two channels in a byte. `k_steps[layer]` and `v_steps[layer]`:
     uint16 [num_blocks, num_kv_heads, block_size] for int8 and int4, the fp16 step of each token's head; else empty.
+
+    kivi4 has blocks of `KIVI_BLOCK` tokens, in which the same arrays hold codes, and steps and minimums in turn, in the
+    order of `kernels.kivi`. `recent_k[layer]` and `recent_v[layer]` hold the exact form of `recent` blocks at most, as
+    bf16: those that are not full, or whose last tokens may be taken back. `BlockPool.recent` says which.
 
     Each is one allocation of zeroed memory that the operating system supplies as it is first touched, so an unused pool
     costs address space only.
@@ -34,35 +50,49 @@ class PagedKVCache:
         block_size: int,
         num_blocks: int,
         dtype: str = "bf16",
+        *,
+        recent: int | None = None,
     ) -> None:
-        """Raises InputError for an unknown dtype, a size below 1, int4 of an odd head_dim, or more bytes than the
-        machine grants.
+        """`recent`: exact blocks of kivi4, by default as many as there are blocks.
+
+        Raises InputError for an unknown dtype, a size below 1, int4 of an odd head_dim, kivi4 of other blocks than it
+        has or of a head_dim that is no multiple of 32, or more bytes than the machine grants.
         """
-        self.dtype = dtype_named(dtype)
+        self.dtype = cache_dtype_named(dtype)
         shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
         if min(shape) < 1:
             raise InputError(
                 f"every size of a KV cache must be at least 1: layers, blocks, heads, block, dim = {shape}"
             )
-        form = FORMATS[self.dtype]
-        if head_dim * form.bits % 8:
+        if self.dtype == "kivi4" and (block_size != KIVI_BLOCK or head_dim % KIVI_RUN):
+            raise InputError(
+                f"kivi4 has blocks of {KIVI_BLOCK} tokens and runs of {KIVI_RUN} channels, not blocks of {block_size} "
+                f"and heads of {head_dim}"
+            )
+        bits = _bits(self.dtype)
+        if head_dim * bits % 8:
             raise InputError(f"{self.dtype} packs two channels into a byte, which {head_dim} channels do not fill")
         self.num_layers = num_layers
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.block_size = block_size
-        kind, steps = _TYPES.get(self.dtype, np.uint8), block_size if form.limit else 0
-        self._width = head_dim * form.bits // (8 * np.dtype(kind).itemsize)
+        kind = _TYPES.get(self.dtype, np.uint8)
+        self._width = head_dim * bits // (8 * np.dtype(kind).itemsize)
+        exact = 0 if self.dtype != "kivi4" else num_blocks if recent is None else min(recent, num_blocks)
+        recents = (num_layers, exact, num_kv_heads)
         try:
-            self.k: NDArray[Any] = np.zeros((*shape[:3], self._width, block_size), kind)
+            row = block_size // 2 if self.dtype == "kivi4" else block_size
+            self.k: NDArray[Any] = np.zeros((*shape[:3], self._width * block_size // row, row), kind)
             self.v: NDArray[Any] = np.zeros((*shape[:4], self._width), kind)
-            self.k_steps, self.v_steps = np.zeros((2, *shape[:3], steps), np.uint16)
+            self.k_steps, self.v_steps = np.zeros((2, *shape[:3], _params(self.dtype, block_size, head_dim)), np.uint16)
+            self.recent_k = np.zeros((*recents, head_dim, block_size), np.uint16)
+            self.recent_v = np.zeros((*recents, block_size, head_dim), np.uint16)
         except MemoryError as error:
             raise InputError(
                 f"this machine has no memory for a KV cache of {num_blocks * block_size} tokens "
                 f"({num_blocks * block_size * self.bytes_per_token} bytes); choose a smaller budget or context"
             ) from error
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, exact if self.dtype == "kivi4" else None)
 
     @staticmethod
     def num_blocks_for(
@@ -72,7 +102,7 @@ class PagedKVCache:
 
         Raises InputError if not even one fits, and for an unknown dtype.
         """
-        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, dtype_named(dtype)) * block_size
+        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, cache_dtype_named(dtype)) * block_size
         if budget_bytes < block_bytes:
             raise InputError(
                 f"a KV cache budget of {budget_bytes} bytes holds no block; "
@@ -80,9 +110,29 @@ class PagedKVCache:
             )
         return budget_bytes // block_bytes
 
+    @staticmethod
+    def exact_block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
+        """Bytes of a block's exact form, which kivi4 keeps of some."""
+        return _token_bytes(num_layers, num_kv_heads, head_dim, "bf16") * block_size
+
+    @property
+    def coded_dtype(self) -> DType:
+        """The dtype, as the codec has it. Raises InputError for one that it does not take."""
+        if self.dtype == "kivi4":
+            raise InputError(
+                "the codec does not take a kivi4 cache, so what is in it cannot be saved or restored: "
+                "choose another kv_dtype"
+            )
+        return self.dtype
+
+    @property
+    def num_recent(self) -> int:
+        """Blocks of kivi4 that can have an exact form."""
+        return int(self.recent_k.shape[1])
+
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one token takes in all layers, K and V and their steps together."""
+        """Bytes one token takes in all layers, K and V and their steps together, without what kivi4 keeps exactly."""
         return _token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
 
     def new_table(self) -> BlockTable:
@@ -95,6 +145,7 @@ class PagedKVCache:
         Returns KV of `dtype`, [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous. Raises IndexError
         outside the tokens the table holds.
         """
+        _ = self.coded_dtype
         table.require_range(start, stop)
         shape = (self.num_layers, 2, stop - start, self.num_kv_heads)
         values, steps = np.empty((*shape, self._width), self.k.dtype), np.empty(shape, np.uint16)
@@ -145,6 +196,10 @@ class PagedKVCache:
         for source, destination in pairs:
             for array in (self.k, self.v, self.k_steps, self.v_steps):
                 array[:, destination] = array[:, source]
+            here, there = self.pool.recent[[source, destination]].tolist() if self.pool.recent.size else (-1, -1)
+            if here >= 0:
+                for array in (self.recent_k, self.recent_v):
+                    array[:, there] = array[:, here]
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Prove that pool and tables are sound and that `tables` are all there is: no block is leaked or over-counted.
@@ -168,6 +223,7 @@ class PagedKVCache:
         return self.k_steps.size > 0
 
     def _require_shape(self, kv: KV, layers: int) -> None:
+        _ = self.coded_dtype
         given, tokens = arrays_of(kv), values_of(kv).shape[2:3]
         shape = (layers, 2, *(tokens or (-1,)), self.num_kv_heads, self._width)
         expected = [(str(self.k.dtype), shape), ("uint16", shape[:4])][: 1 + self._has_steps]
@@ -180,9 +236,19 @@ def _told(arrays: Sequence[tuple[str, tuple[int, ...]]]) -> str:
     return " with ".join(f"{dtype} {shape}" for dtype, shape in arrays)
 
 
-def _token_bytes(layers: int, heads: int, dim: int, dtype: DType) -> int:
-    form = FORMATS[dtype]
-    return 2 * layers * heads * (dim * form.bits + (STEP_BITS if form.limit else 0)) // 8
+def _bits(dtype: CacheDType) -> int:
+    return 4 if dtype == "kivi4" else FORMATS[dtype].bits
+
+
+def _params(dtype: CacheDType, tokens: int, dim: int) -> int:
+    """Numbers of `STEP_BITS` that a head's K of so many tokens has beside its values; its V has as many."""
+    if dtype == "kivi4":
+        return 2 * tokens * dim // KIVI_RUN
+    return tokens if FORMATS[dtype].limit else 0
+
+
+def _token_bytes(layers: int, heads: int, dim: int, dtype: CacheDType) -> int:
+    return 2 * layers * heads * (dim * _bits(dtype) + _params(dtype, 1, dim) * STEP_BITS) // 8
 
 
 def _spans(table: BlockTable, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:

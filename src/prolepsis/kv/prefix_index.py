@@ -37,11 +37,13 @@ class PrefixIndex:
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
+        """Of a pool whose blocks can be settled, only full blocks are known and shared."""
         self.tokens_asked = 0
         """Tokens that `match` was asked for."""
         self.tokens_found = 0
         """Tokens that `match` shared."""
         self._pool = pool
+        self._whole = pool.recent.size > 0
         self._block_size = block_size
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}  # by block
@@ -77,7 +79,8 @@ class PrefixIndex:
         """
         size = self._block_size
         full = table.length // size
-        stop = full + (tail and table.length % size > 0 and self._pool.ref_count(int(table.blocks[full])) == 1)
+        tail = tail and not self._whole and table.length % size > 0
+        stop = full + (tail and self._pool.ref_count(int(table.blocks[full])) == 1)
         if table.num_known == stop:
             return
         node = self._last_known(table, salt)
@@ -117,6 +120,8 @@ class PrefixIndex:
         while start < limit:
             key = _pack(tokens[start : min(start + size, limit)])
             known = node.children.get(key) if start + size <= limit else None
+            if known is None and self._whole:
+                break
             if known is None:
                 partly, agree = _best_partial(node, key)
                 return chain + partly, start - first + agree

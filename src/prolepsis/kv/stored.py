@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 from prolepsis.errors import InputError
 
 DType = Literal["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4"]
+CacheDType = DType | Literal["kivi4"]
+"""What the engine's cache can have. A kivi4 cache (`kernels.kivi`) is no row of tokens, each by itself, which is what
+the codec takes."""
 _SHORT = {"fp8": "fp8_e4m3"}
+_KNOWN: tuple[str, ...] = (*get_args(DType), "kivi4")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ FORMATS: dict[DType, CacheFormat] = {
 }
 STEP_BITS = 16  # of the step of a token's head, where the dtype has steps
 
+KIVI_BLOCK = 128
+"""Tokens of a block of kivi4, which is a part of attention (`kernels.attention_parts.PART`)."""
+KIVI_RUN = 32
+"""Values of kivi4 that share a step and a minimum, `STEP_BITS` each (`kernels.kivi.RUN`)."""
+
 
 class QuantisedKV(NamedTuple):
     """Integers and their steps: value = integer * step.
@@ -69,11 +78,20 @@ def arrays_of(kv: KV) -> tuple[NDArray[Any], ...]:
 
 
 def dtype_named(name: str) -> DType:
-    """The dtype that a user calls `name`. Raises InputError for one that there is not."""
+    """The dtype that a user calls `name`, of those the codec takes. Raises InputError for one that there is not."""
+    return cast(DType, _named(name, get_args(DType)))
+
+
+def cache_dtype_named(name: str) -> CacheDType:
+    """The dtype of a cache that a user calls `name`. Raises InputError for one that there is not."""
+    return cast(CacheDType, _named(name, _KNOWN))
+
+
+def _named(name: str, known: tuple[str, ...]) -> str:
     dtype = _SHORT.get(name, name)
-    if dtype not in get_args(DType):
+    if dtype not in known:
         raise InputError(
-            f"KV cache dtype {name!r} is not supported; choose one of {', '.join(get_args(DType))} "
-            f"({', '.join(f'{short} is {whole}' for short, whole in _SHORT.items())})"
+            f"KV cache dtype {name!r} is not supported{' here' if dtype in _KNOWN else ''}; choose one of "
+            f"{', '.join(known)} ({', '.join(f'{short} is {whole}' for short, whole in _SHORT.items())})"
         )
-    return cast(DType, dtype)
+    return dtype

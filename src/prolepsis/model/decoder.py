@@ -6,9 +6,11 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.kernels.attention_parts import PART
 from prolepsis.kernels.forward import Batch, Plan, new_scratch, run_pass
+from prolepsis.kernels.kv_pool import KVPool
 from prolepsis.kernels.llvm import LANES
-from prolepsis.kernels.paged_attention import KVPool, Tiles, add_tiles
+from prolepsis.kernels.paged_attention import Tiles, add_tiles
 from prolepsis.kernels.products import need
 from prolepsis.kernels.qmatmul import KIND
 from prolepsis.kernels.rows import DTYPES
@@ -102,6 +104,10 @@ class Decoder:
             cache.head_dim,
             cache.block_size,
             DTYPES[cache.dtype],
+            cache.recent_k.reshape(-1),
+            cache.recent_v.reshape(-1),
+            cache.pool.recent,
+            cache.num_recent,
         )
 
     def embedding_rows(self, ids: NDArray[np.uint32]) -> NDArray[np.float32]:
@@ -119,7 +125,7 @@ class Decoder:
         if total > self.max_rows:
             raise ValueError(f"{total} rows in one call, at most {self.max_rows}")
         arrays = self._bound_batch(pool)
-        tiles, wanted = self._fill(arrays, batch)
+        tiles, wanted = self._fill(arrays, batch, cut=PART if pool.recent.size else self.max_positions)
         self._shape = (len(batch), total, tiles)
         try:
             self._team.begin()
@@ -151,8 +157,9 @@ class Decoder:
             self._batch, self._pool = batch, pool
         return self._batch
 
-    def _fill(self, arrays: Batch, batch: Sequence[Rows]) -> tuple[int, int]:
-        """Describe `batch` in `arrays`; returns the numbers of tiles and of rows whose logits are wanted."""
+    def _fill(self, arrays: Batch, batch: Sequence[Rows], cut: int) -> tuple[int, int]:
+        """Describe `batch` in `arrays`; returns the numbers of tiles, which end at the multiples of `cut`, and of rows
+        whose logits are wanted."""
         row, tile, wanted = 0, 0, 0
         group = self.config.num_heads // self.config.num_kv_heads
         for sequence, rows in enumerate(batch):
@@ -164,7 +171,11 @@ class Decoder:
             arrays.slots[row : row + count] = np.arange(slot, slot + count)
             used = rows.blocks[: arrays.tiles.tables.shape[1]]
             arrays.tiles.tables[sequence, : len(used)] = used
-            tile = add_tiles(arrays.tiles, tile, sequence, row, slot, count, group, self.plan.fast)
+            first = 0
+            while first < count:
+                some = min(cut - (slot + first) % cut, count - first)
+                tile = add_tiles(arrays.tiles, tile, sequence, row + first, slot + first, some, group, self.plan.fast)
+                first += some
             logits = {"none": 0, "last": 1, "all": count}[rows.logits]
             arrays.logit_rows[wanted : wanted + logits] = np.arange(row + count - logits, row + count)
             wanted += logits

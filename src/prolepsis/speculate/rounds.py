@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.kernels.paged_attention import KVPool
+from prolepsis.kernels.kv_pool import KVPool
 from prolepsis.model.decoder import Decoder, Rows
 from prolepsis.speculate.drafter import Draft, Draftee
 

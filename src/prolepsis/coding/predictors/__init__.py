@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.kernels.kv_chain import ChainTables, ChainWork
+from prolepsis.kernels.kv_pool import KVPool
 from prolepsis.kernels.kv_static import turn_rows
-from prolepsis.kernels.paged_attention import KVPool
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,11 @@ def test_sessions_of_narrow_caches(
     path, options = tmp_path / "s.pkv", ["--model", tiny, "--kv-dtype", asked]
     report = json_of(call("kv", "save", text, "-o", path, *options, "--json"))
     assert report["raw_bytes"] == report["tokens"] * 2 * 2 * head_bytes
-    assert json_of(call("kv", "inspect", path, "--json"))["dtype"] == dtype
+    inspected = json_of(call("kv", "inspect", path, "--json"))
+    assert inspected["dtype"] == dtype
+    for told in (report, inspected):
+        assert told["bf16_bytes"] == told["tokens"] * 2 * 2 * 64 * 2
+        assert told["dtype_ratio"] == 128 / head_bytes
     assert json_of(call("kv", "verify", path, "--against", tiny, "--json"))["equal_to_recomputed"] is True
     loaded = json_of(call("kv", "load", path, *options, "--max-tokens", "8", "--json"))
     assert loaded["restored_tokens"] == loaded["cached_tokens"] == report["tokens"]

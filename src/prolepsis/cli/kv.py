@@ -3,7 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,16 +97,17 @@ def save(
     else:
         saved = save_session(output, llm, sequence, profile=coded_with)
     end = time.perf_counter()
-    raw = saved.tokens * llm.kv_cache.bytes_per_token
+    cache = llm.kv_cache
+    shape = (cache.num_layers, cache.num_kv_heads, cache.head_dim)
     report = {
         "file": str(output),
         "tokens": saved.tokens,
         "appended_tokens": saved.appended,
         "replaced": existed and saved.appended is None,
         "predictor": saved.predictor,
-        "raw_bytes": raw,
+        **_sizes(saved.tokens * cache.bytes_per_token, saved.tokens, shape),
         "coded_bytes": saved.file_bytes,
-        "ratio": raw / saved.file_bytes,
+        "ratio": saved.tokens * cache.bytes_per_token / saved.file_bytes,
         "prefill_s": middle - start,
         "save_s": end - middle,
     }
@@ -114,8 +117,9 @@ def save(
     added = "" if saved.appended is None else f", {saved.appended} of them added"
     added += " in place of the file that was there" if report["replaced"] else ""
     print(
-        f"saved {saved.tokens} tokens to {output}{added}: {raw / 1e6:.2f} MB as {saved.file_bytes / 1e6:.2f} MB "
-        f"(ratio {report['ratio']:.3f}) in {report['save_s']:.2f} s",
+        f"saved {saved.tokens} tokens to {output}{added}: {_lossy(report, cache.dtype)}"
+        f"{report['raw_bytes'] / 1e6:.2f} MB as {saved.file_bytes / 1e6:.2f} MB (ratio {report['ratio']:.3f}) "
+        f"in {report['save_s']:.2f} s",
         file=sys.stderr if output == _PIPE else sys.stdout,
     )
 
@@ -317,6 +321,19 @@ def _equals_recomputed(session: Path, llm: LLM, profile: AnyProfile | None) -> b
     return all(map(np.array_equal, saved, arrays_of(cache.read(again.table, 0, again.num_cached))))
 
 
+def _sizes(raw: int, tokens: int, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Bytes that the cache has, and how many times as many bf16 takes: what a narrow dtype saves, which is lossy, and
+    what the codec's own ratio comes on top of. shape: layers, KV heads and head_dim."""
+    bf16 = tokens * prod(shape) * 2 * 2  # K and V, two bytes each
+    return {"bf16_bytes": bf16, "raw_bytes": raw, "dtype_ratio": bf16 / raw if raw else 1.0}
+
+
+def _lossy(report: Mapping[str, Any], dtype: str) -> str:
+    if report["dtype_ratio"] == 1:
+        return ""
+    return f"{report['bf16_bytes'] / 1e6:.2f} MB of bf16 in {dtype} (lossy, ratio {report['dtype_ratio']:.3f}), "
+
+
 def _describe(session: SessionReader | SessionStream, segments: list[SegmentEntry], file_bytes: int) -> dict[str, Any]:
     header = session.header
     lengths = sum((s.index["length"].astype(np.int64) for s in segments), start=np.zeros(header.streams, np.int64))
@@ -339,7 +356,7 @@ def _describe(session: SessionReader | SessionStream, segments: list[SegmentEntr
         "tokens": tokens,
         "segments": len(segments),
         "saves": len(session.saves),
-        "raw_bytes": raw,
+        **_sizes(raw, tokens, (header.layers, header.kv_heads, header.head_dim)),
         "file_bytes": file_bytes,
         "ratio": raw / file_bytes,
         "coded_bytes_by_layer": [{"k": int(k), "v": int(v)} for k, v in by_layer],

@@ -110,7 +110,7 @@ class LLM:
                 "kv_evict and draft exclude each other: the attention of drafts that are refused cannot be taken back"
             )
         if evicts and kv_dtype == "kivi4":
-            raise InputError("kv_evict and kv_dtype kivi4 exclude each other: tokens of codes cannot be dropped one by one")
+            raise InputError("kv_evict and kv_dtype kivi4 exclude each other: its codes lie in blocks of 128 tokens")
         _check_choice("block_size", block_size, BLOCK_SIZES)
         _check_choice("precision", precision, tuple(PRECISIONS))
         _check_choice("preemption", preemption, PREEMPTIONS)

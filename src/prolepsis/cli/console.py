@@ -31,7 +31,10 @@ MemoryOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    str, typer.Option(help="Number format of the KV cache: bf16, fp16, fp8 (same as fp8_e4m3), fp8_e5m2, int8, int4 or kivi4.")
+    str,
+    typer.Option(
+        help="Number format of the KV cache: bf16, fp16, fp8 (same as fp8_e4m3), fp8_e5m2, int8, int4 or kivi4."
+    ),
 ]
 EvictOption = Annotated[
     str,

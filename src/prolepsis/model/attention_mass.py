@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from prolepsis.kernels.attention_mass import Observed, add_mass
 from prolepsis.kernels.attention_parts import UNIT
 from prolepsis.kernels.forward import Plan, Scratch
-from prolepsis.kernels.paged_attention import KVPool, Tiles
+from prolepsis.kernels.kv_pool import KVPool
+from prolepsis.kernels.paged_attention import Tiles
 from prolepsis.kernels.team import Team
 
 

@@ -20,12 +20,12 @@ def short(directory):
     """Products with kinds of weights that differ in their parts, attention for each cache dtype, weights quantised."""
     from attention_cases import Case
 
-    from prolepsis.kernels.rows import DTYPES
+    from prolepsis.coding.cache_dtypes import FORMATS
     from prolepsis.quant.rounding import rounded_codes
 
     rng = np.random.default_rng(0)
     yield from products(rng, ("Q4_1", "Q8_0", "Q6_K", "F16", "Q2_K", "IQ4_XS", "INT5"))
-    for dtype in DTYPES:
+    for dtype in FORMATS:
         for fast in (False, True):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)
         if dtype not in ("bf16", "fp16"):

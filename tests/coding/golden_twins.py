@@ -20,7 +20,8 @@ from prolepsis.coding.twin_profile import TwinProfile
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_twins"
 TWINS: tuple[tuple[str, DType], ...] = (
-    ("twin-int8", "bf16"), ("twin-int8a16", "fp16"), ("twin-int4", "fp8_e4m3"), ("twin-int8", "int8")
+    ("twin-int8", "bf16"), ("twin-int8a16", "fp16"), ("twin-int4", "fp8_e4m3"), ("twin-int8", "int8"),
+    ("twin-mixed", "fp8_e4m3"),
 )  # fmt: skip
 NAMES = [f"{variant}_{dtype}" for variant, dtype in TWINS]
 SAVES = (250, 280)

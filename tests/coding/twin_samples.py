@@ -14,7 +14,8 @@ from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.twin_calibration import calibrate_twin
-from prolepsis.coding.twin_network import Target
+from prolepsis.coding.twin_choice import calibrate_mixed
+from prolepsis.coding.twin_network import MIXED, Target
 from prolepsis.coding.twin_profile import TwinProfile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
@@ -60,6 +61,8 @@ class Model(NamedTuple):
     def twin(self, variant: str, dtype: DType = "bf16") -> TwinProfile:
         """A profile fitted to `sample`."""
         with self.sample(dtype) as sample:
+            if variant == MIXED:
+                return calibrate_mixed(sample, self.target, 4.0)
             return calibrate_twin(sample, self.target, variant)
 
 

@@ -26,9 +26,10 @@ from prolepsis.cli.console import (
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
+from prolepsis.coding.twin_profile import TwinProfile
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import best_kept, keep, require_store
-from prolepsis.engine.profiles import PredictorKind, calibrate, collect, compare, kv_of_texts
+from prolepsis.engine.profiles import MIXED_BITS, PredictorKind, calibrate, collect, compare, kv_of_texts, mixed_bits
 from prolepsis.errors import InputError
 from prolepsis.kv.stored import dtype_named
 from prolepsis.model.pull import DEFAULT_MODEL
@@ -53,6 +54,13 @@ def calibrate_(
     predictor: Annotated[
         str, typer.Option(help=f"What the profile is for: {', '.join(get_args(PredictorKind))}.")
     ] = "linear",
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            help="Of twin-mixed: bits that a weight of the twin has on average, scales included. Which have more and "
+            f"which fewer is chosen so that the coded KV is small. Default: {MIXED_BITS:g}."
+        ),
+    ] = None,
     kv_dtype: DtypeOption = "bf16",
     tokens: Annotated[
         int, typer.Option(help="Most tokens to calibrate on; they need room on the disk meanwhile.")
@@ -71,6 +79,8 @@ def calibrate_(
     for flag, value, least in (("--tokens", tokens, _LEAST_TOKENS), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")
+    if bits is not None and kind != "twin-mixed":
+        raise InputError(f"--bits is for --predictor twin-mixed, not {kind}")
     if str(output) == "-":
         raise InputError("-o: a profile is written to a file, not to standard output; give its name")
     contents = [read_text(path, "--text") for path in text]
@@ -95,7 +105,7 @@ def calibrate_(
     start = time.perf_counter()
     with _sample(llm, texts, dtype, window, tokens, "reading the texts") as sample:
         with bar("fitting") as on_progress:
-            calibrated = calibrate(llm, sample, kind, on_progress)
+            calibrated = calibrate(llm, sample, kind, on_progress, MIXED_BITS if bits is None else bits)
         path = keep(calibrated) if output is None else _write(output, calibrated)
         seconds = time.perf_counter() - start
         rates = {} if sample.fitted.all() else {"held out of the fit": compare(calibrated, sample, held_out=True)}
@@ -110,8 +120,11 @@ def calibrate_(
         "dtype": dtype,
         "tokens": calibrated.tokens,
         "seconds": seconds,
+        "bits": mixed_bits(llm, calibrated.profile),
         "rates": [{"text": name, **row._asdict()} for name, row in rates.items()],
     }
+    if isinstance(calibrated.profile, TwinProfile) and calibrated.profile.is_as_target:
+        note("no weight of the model has more bits than that: all are taken as they are, as twin-int8 does")
     if json_:
         print_json(report)
     else:
@@ -146,6 +159,8 @@ def _print(report: dict[str, Any]) -> None:
         f"{report['file']}: {report['predictor']} for {report['dtype']}, {report['file_bytes'] / 1e6:.1f} MB, from "
         f"{report['tokens']} tokens in {report['seconds']:.0f} s"
     )
+    if report["bits"]:
+        print("bits a weight: " + ", ".join(f"{name} {bits:.3f}" for name, bits in report["bits"].items()))
     table = Table(title="stored bytes per coded byte")
     for column in ("text", "tokens", "this profile", "static, measured on the text"):
         table.add_column(column, justify="left" if column == "text" else "right")

@@ -90,7 +90,8 @@ def fit_twin(
     static = measure_parts(sample.parts, geometry, sample.rope) if geometry.steps is not None else None
     universal = universal_tables(geometry.dtype).frequencies
     profile = TwinProfile(
-        geometry, sample.rope, variant, fitted, codes, universal, network.fingerprint, static, network, open_loop
+        geometry, sample.rope, variant, fitted, codes, universal, network.fingerprint, static, network, open_loop,
+        network.choice,
     )  # fmt: skip
     return replace(profile, frequencies=_tables(profile, sample))
 

@@ -1,7 +1,7 @@
 """The twin's network: the target's own weights, fewer bits of activations, and corrections from layer to layer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from prolepsis.coding.cache_dtypes import Geometry
 from prolepsis.coding.twin_fingerprint import said
+from prolepsis.coding.twin_options import OWN, PRODUCTS, ROUNDINGS
+from prolepsis.errors import InputError
 from prolepsis.kernels import forward
 from prolepsis.kernels.cells import CODES, quantised_codes
 from prolepsis.kernels.forward import Plan
@@ -30,7 +32,8 @@ from prolepsis.kernels.twin_pass import (
     TARGETS,
     Network,
 )
-from prolepsis.quant.matrices import Blocks, packed, rounded, unpacked
+from prolepsis.quant.matrices import Blocks, Placed, packed, rounded, unpacked
+from prolepsis.quant.rtn import rtn
 
 CORRECTION_TYPE = "Q8_0"  # of GGUF: int8 with a scale for each 32 columns
 _CORRECTION = GGMLQuantizationType[CORRECTION_TYPE]
@@ -63,6 +66,9 @@ VARIANTS = {
     "twin-int8a16": Variant(_QUANTISED, "Q8_0", True),
 }
 
+MIXED = "twin-mixed"
+"""The name of a twin whose products are rounded by a choice (`twin_options`) that its profile has."""
+
 
 class Target(NamedTuple):
     """A loaded model, as the twin needs it. plan: its weights and shape."""
@@ -82,47 +88,92 @@ class Target(NamedTuple):
         """Channels of K and V of one layer."""
         return 2 * self.kv_heads * self.head_dim
 
+    def product(self, layer: int, group: int) -> range:
+        """The matrices of `plan.weights` that a product of the twin has: KV, QUERY, ATTENTION_OUT, GATE_UP or DOWN."""
+        source, skipped, count = _PARTS[group]
+        first = int(self.plan.groups[4 * layer + source, 0]) + skipped
+        return range(first, first + count)
 
-# Products of a layer of the target that the twin takes: the twin's group, the target's, and which of its matrices.
-_PARTS = (
-    (KV, forward.QKV, 1, 2),
-    (QUERY, forward.QKV, 0, 1),
-    (ATTENTION_OUT, forward.ATTENTION_OUT, 0, 1),
-    (GATE_UP, forward.GATE_UP, 0, 2),
-    (DOWN, forward.DOWN, 0, 1),
-)
+    def order(self, layer: int, group: int) -> int:
+        """`qmatmul.ORDER` of the activations of a product."""
+        return int(self.plan.groups[4 * layer + _PARTS[group][0], 2])
+
+    def rounded(self, matrix: int, option: int) -> Placed:
+        """A matrix of `plan.weights`, rounded by a number of `twin_options.ROUNDINGS`."""
+        weights = self.plan.weights
+        return Placed(rtn(unpacked(weights, matrix), ROUNDINGS[option]), int(weights.matrices[matrix, OUT_COLUMN]))
+
+
+# Products of a layer that the twin takes: the target's group, and which of its matrices.
+_PARTS = {
+    KV: (forward.QKV, 1, 2),
+    QUERY: (forward.QKV, 0, 1),
+    ATTENTION_OUT: (forward.ATTENTION_OUT, 0, 1),
+    GATE_UP: (forward.GATE_UP, 0, 2),
+    DOWN: (forward.DOWN, 0, 1),
+}
 
 
 @dataclass(frozen=True)
 class TwinNetwork:
     """The twin of `target`, without corrections. K and V are projected with the target's weights as they are.
 
-    made: the weights that the target has in another form. groups: `twin_pass.Network.groups`.
+    made: the weights that the target has in another form. groups: `twin_pass.Network.groups`. choice: of a mixed twin.
     """
 
     target: Target
     made: Weights
     groups: NDArray[np.int64]
+    choice: NDArray[np.uint8] | None = None
 
     @classmethod
     def of(cls, target: Target, variant: Variant) -> "TwinNetwork":
         """Rounds what has to be rounded."""
-        plan = target.plan
-        blocks: list[Blocks] = []
-        groups = np.zeros((GROUPS * plan.layers, 5), np.int64)
-        for layer in range(plan.layers):
-            for group, source, skipped, count in _PARTS:
-                first = int(plan.groups[4 * layer + source, 0]) + skipped
-                kinds = kinds_of(plan.weights, first, count)
-                if group == KV or np.isin(kinds, variant.keeps).all():
-                    fine, order = group == KV or variant.fine, plan.groups[4 * layer + source, 2]
-                    groups[GROUPS * layer + group] = first, count, TARGETS, fine, order
-                    continue
-                groups[GROUPS * layer + group] = len(blocks), count, MADE, variant.fine, NATURAL
-                for matrix in range(first, first + count):
-                    column = int(plan.weights.matrices[matrix, OUT_COLUMN])
-                    blocks.append(rounded(unpacked(plan.weights, matrix), variant.rounds_to, column))
-        return cls(target, packed([one.placed() for one in blocks]), groups)
+        weights = target.plan.weights
+
+        def made(layer: int, group: int) -> list[Placed]:
+            matrices = target.product(layer, group)
+            kinds = kinds_of(weights, matrices.start, len(matrices))
+            if group == KV or np.isin(kinds, variant.keeps).all():
+                return []
+            columns = [int(weights.matrices[matrix, OUT_COLUMN]) for matrix in matrices]
+            return [
+                rounded(unpacked(weights, matrix), variant.rounds_to, column).placed()
+                for matrix, column in zip(matrices, columns, strict=True)
+            ]
+
+        return cls._made(target, variant.fine, made)
+
+    @classmethod
+    def mixed(cls, target: Target, choice: NDArray[np.uint8]) -> "TwinNetwork":
+        """Rounds by a choice, uint8 [layers, len(PRODUCTS)] of OWN and numbers of ROUNDINGS.
+
+        Raises:
+            InputError: the target has another number of layers.
+        """
+        if len(choice) != target.plan.layers:
+            raise InputError(f"a choice for {len(choice)} layers does not fit a model of {target.plan.layers}")
+
+        def made(layer: int, group: int) -> list[Placed]:
+            option = OWN if group == KV else int(choice[layer, PRODUCTS.index(group)])
+            return [] if option == OWN else [target.rounded(matrix, option) for matrix in target.product(layer, group)]
+
+        return replace(cls._made(target, False, made), choice=choice)
+
+    @classmethod
+    def _made(cls, target: Target, fine: bool, made: Callable[[int, int], list[Placed]]) -> "TwinNetwork":
+        """made: of a layer and a product, its matrices in another form; none where the target's are taken."""
+        placed: list[Placed] = []
+        groups = np.zeros((GROUPS * target.plan.layers, 5), np.int64)
+        for layer in range(target.plan.layers):
+            for group in _PARTS:
+                matrices, others = target.product(layer, group), made(layer, group)
+                row = matrices.start, TARGETS, group == KV or fine, target.order(layer, group)
+                if others:
+                    row = len(placed), MADE, fine, NATURAL
+                groups[GROUPS * layer + group] = row[0], len(matrices), *row[1:]
+                placed += others
+        return cls(target, packed(placed), groups)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -144,11 +195,11 @@ class TwinNetwork:
             fine = groups[GROUPS * layer + QUERY, 3]
             groups[GROUPS * layer + CORRECTION] = index, 1, CORRECTIONS, fine, NATURAL
         network = Network(self.target.plan, self.made, made, groups, -self.target.plan.sin)
-        _compile(network)
+        compile_products(network)
         return network
 
 
-def _compile(network: Network) -> None:
+def compile_products(network: Network) -> None:
     """The products of its kinds of weights and widths of activations."""
     places = {TARGETS: network.plan.weights, MADE: network.made, CORRECTIONS: network.corrections}
     for first, count, place, fine, _ in network.groups.tolist():

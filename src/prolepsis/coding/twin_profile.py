@@ -15,13 +15,14 @@ from prolepsis.coding.predictors.twin import TwinPredictor
 from prolepsis.coding.profile import KeptOutside, Profile
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import SHAPE, TokenTables, is_valid
-from prolepsis.coding.twin_network import VARIANTS, Target, TwinNetwork, correction_bytes
+from prolepsis.coding.twin_network import MIXED, VARIANTS, Target, TwinNetwork, correction_bytes
+from prolepsis.coding.twin_options import OWN, PRODUCTS, ROUNDINGS
 from prolepsis.errors import InputError
 from prolepsis.kernels.kv_contexts import LARGEST_CODE
 
 VERSION = 1
 """Of the twin's arithmetic: predictions made under another number may differ in their last bits."""
-PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in VARIANTS}
+PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in (*VARIANTS, MIXED)}
 """Names in files, and the variants they stand for."""
 
 
@@ -29,11 +30,12 @@ PREDICTOR_NAMES = {f"{variant}/{VERSION}": variant for variant in VARIANTS}
 class TwinProfile(KeptOutside):
     """What was fitted to one model's KV of one cache dtype. It holds no weights: whoever codes has the model.
 
-    variant: of `twin_network.VARIANTS`. corrections: uint8 [layers - 1, hidden, bytes], rows of CORRECTION_TYPE. codes:
-    uint16 [layers, 2, kv_heads, head_dim], the expected error of each channel (`profile.scale_codes`). frequencies:
-    uint16 [contexts, 128], as `TokenTables` takes them. network_is: `TwinNetwork.fingerprint`. static: the static
-    profile of an integer cache, whose steps are coded with it. network: given by `bound_to`. open_loop: of
-    `TwinPredictor`; such a profile has no corrections, and is for measuring only.
+    variant: of `twin_network.VARIANTS`, or MIXED, which has a choice (`TwinNetwork.mixed`). corrections: uint8
+    [layers - 1, hidden, bytes], rows of CORRECTION_TYPE. codes: uint16 [layers, 2, kv_heads, head_dim], the expected
+    error of each channel (`profile.scale_codes`). frequencies: uint16 [contexts, 128], as `TokenTables` takes them.
+    network_is: `TwinNetwork.fingerprint`. static: the static profile of an integer cache, whose steps are coded with
+    it. network: given by `bound_to`. open_loop: of `TwinPredictor`; such a profile has no corrections, and is for
+    measuring only.
     """
 
     geometry: Geometry
@@ -46,6 +48,7 @@ class TwinProfile(KeptOutside):
     static: Profile | None = None
     network: TwinNetwork | None = None
     open_loop: bool = False
+    choice: NDArray[np.uint8] | None = None
 
     @property
     def predictor_name(self) -> str:
@@ -57,11 +60,16 @@ class TwinProfile(KeptOutside):
         """Numbers of the hidden state."""
         return self.corrections.shape[1]
 
+    @property
+    def is_as_target(self) -> bool:
+        """Whether a choice takes all weights of the target as they are."""
+        return self.choice is not None and not self.choice.any()
+
     @cached_property
     def fingerprint(self) -> str:
         """xxh3-128, in hex, of everything that coding depends on."""
         digest = xxhash.xxh3_128(f"{self.predictor_name} {self.network_is}".encode())
-        for array in (self.corrections, self.codes, self.frequencies):
+        for array in to_arrays(self).values():
             digest.update(np.ascontiguousarray(array).data)
         digest.update(b"" if self.static is None else self.static.to_bytes())
         return digest.hexdigest()
@@ -72,7 +80,10 @@ class TwinProfile(KeptOutside):
         Raises:
             InputError: it was calibrated with another model, or is of another shape than its network.
         """
-        network = TwinNetwork.of(target, VARIANTS[self.variant])
+        if self.choice is None:
+            network = TwinNetwork.of(target, VARIANTS[self.variant])
+        else:
+            network = TwinNetwork.mixed(target, self.choice)
         if network.fingerprint != self.network_is:
             raise InputError("the profile was calibrated with the weights of another model")
         _, layers, heads, dim = self.geometry
@@ -112,7 +123,12 @@ class TwinProfile(KeptOutside):
 
 def to_arrays(profile: TwinProfile) -> dict[str, NDArray[Any]]:
     """The arrays of a profile, by name."""
-    return {"corrections": profile.corrections, "codes": profile.codes, "frequencies": profile.frequencies}
+    arrays: dict[str, NDArray[Any]] = {
+        "corrections": profile.corrections,
+        "codes": profile.codes,
+        "frequencies": profile.frequencies,
+    }
+    return arrays if profile.choice is None else arrays | {"choice": profile.choice}
 
 
 def from_arrays(
@@ -130,11 +146,13 @@ def from_arrays(
         ValueError: an array is missing, unknown, of another shape or type, or holds numbers that no profile has.
     """
     _, layers, heads, dim = geometry
-    wanted = {
+    wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
         "corrections": (np.uint8, (layers - 1, hidden, correction_bytes(geometry))),
         "codes": (np.uint16, (layers, 2, heads, dim)),
         "frequencies": (np.uint16, SHAPE),
     }
+    if variant == MIXED:
+        wanted["choice"] = (np.uint8, (layers, len(PRODUCTS)))
     if arrays.keys() != wanted.keys():
         raise ValueError(f"arrays that differ from what was expected: {sorted(wanted.keys() ^ arrays.keys())}")
     for name, (kind, shape) in wanted.items():
@@ -144,6 +162,10 @@ def from_arrays(
         raise ValueError("codes hold a scale that is not finite")
     if not is_valid(arrays["frequencies"]):
         raise ValueError("token frequencies that do not sum to 4096")
+    choice = arrays.get("choice")
+    if choice is not None and not np.isin(choice, [OWN, *ROUNDINGS]).all():
+        raise ValueError("a choice holds an option that this version does not know")
     return TwinProfile(
-        geometry, rope, variant, arrays["corrections"], arrays["codes"], arrays["frequencies"], network_is, static
+        geometry, rope, variant, arrays["corrections"], arrays["codes"], arrays["frequencies"], network_is, static,
+        choice=choice,
     )  # fmt: skip

@@ -30,7 +30,7 @@ from prolepsis.store import replace_file
 # What a save takes where it is not told. Whoever calibrated a predictor wants it used; of several, the one that makes
 # the smallest files among those that restore about as fast as the KV could be computed. twin-int8a16 makes smaller ones
 # for twice the arithmetic: that is for who asks.
-BY_WORTH: tuple[PredictorKind, ...] = ("twin-int8", "twin-int4", "linear", "static")
+BY_WORTH: tuple[PredictorKind, ...] = ("twin-int8", "twin-mixed", "twin-int4", "linear", "static")
 
 _NAME = re.compile(r"[a-z0-9-]+-[a-z0-9_]+-[0-9a-f]{32}\.safetensors")  # no part of it can lead elsewhere
 

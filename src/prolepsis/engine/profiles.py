@@ -21,13 +21,17 @@ from prolepsis.coding.rates import rate
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.twin_calibration import calibrate_twin
+from prolepsis.coding.twin_choice import ALL, calibrate_mixed, mean_bits
 from prolepsis.coding.twin_network import Target
 from prolepsis.coding.twin_profile import TwinProfile
 from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError
+from prolepsis.kernels.twin_pass import ATTENTION_OUT, DOWN, GATE_UP, QUERY
 
-PredictorKind = Literal["marginal", "static", "linear", "twin-int4", "twin-int8", "twin-int8a16"]
+PredictorKind = Literal["marginal", "static", "linear", "twin-int4", "twin-mixed", "twin-int8", "twin-int8a16"]
+MIXED_BITS = 4.5
+"""What a weight of `twin-mixed` has on average, by default, scales included."""
 MAX_PROFILE = 1 << 32  # bytes of a profile file
 
 
@@ -84,9 +88,14 @@ def collect(llm: LLM, windows: Iterator[WindowKV], dtype: DType, tokens: int) ->
 
 
 def calibrate(
-    llm: LLM, sample: CalibrationSample, predictor: PredictorKind, on_progress: Progress | None = None
+    llm: LLM,
+    sample: CalibrationSample,
+    predictor: PredictorKind,
+    on_progress: Progress | None = None,
+    bits: float = MIXED_BITS,
 ) -> CalibratedProfile:
-    """Fit a profile to `sample`. on_progress(layers done, layers).
+    """Fit a profile to `sample`. on_progress(layers done, layers). bits: of a weight of
+    `twin-mixed`, on average.
 
     Raises:
         InputError: the predictor cannot take this model's heads, or the sample is empty.
@@ -97,9 +106,20 @@ def calibrate(
         profile = calibrate_linear(sample, embedding, on_progress)
     elif predictor == "static" or predictor == "marginal":
         profile = measure_parts(sample.parts, sample.geometry, sample.rope, predictor)
+    elif predictor == "twin-mixed":
+        profile = calibrate_mixed(sample, target_of(llm), bits, on_progress)
     else:
         profile = calibrate_twin(sample, target_of(llm), predictor, on_progress)
     return CalibratedProfile(profile, sample.geometry, sample.rope, identity(llm), sample.tokens)
+
+
+def mixed_bits(llm: LLM, profile: AnyProfile) -> dict[str, float]:
+    """Bits a weight that `twin-mixed` has, of each product and of all together; empty for other profiles."""
+    if not isinstance(profile, TwinProfile) or profile.choice is None:
+        return {}
+    found = mean_bits(target_of(llm), profile.choice)
+    names = {ALL: "all", QUERY: "queries", ATTENTION_OUT: "attention's output", GATE_UP: "gate and up", DOWN: "down"}
+    return {name: found[key] for key, name in names.items()}
 
 
 class Comparison(NamedTuple):

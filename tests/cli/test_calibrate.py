@@ -87,6 +87,7 @@ def test_a_table_is_printed(text: Path, tiny: Path, tmp_path: Path) -> None:
     [
         (["--predictor", "twin"], "--predictor 'twin' is not known; choose one of marginal, static, linear"),
         (["--kv-dtype", "fp64"], "'fp64' is not supported; choose one of bf16, fp16, fp8_e4m3"),
+        (["--bits", "4"], "--bits is for --predictor twin-mixed, not linear"),
         (["--tokens", "3"], "--tokens must be at least 256"),
         (["--window", "0"], "--window must be at least 1"),
         (["--check", "nowhere.txt"], "--check: cannot read nowhere.txt"),

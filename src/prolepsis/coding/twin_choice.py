@@ -4,7 +4,8 @@ A uniform twin is fitted first. Then, layer by layer and with the true K and V, 
 another way, and K and V of the next layer are predicted again. The coder takes a value's bits from the scale s of its
 channel's errors: twice the scale is one bit more. So what an option costs is the sum of log2 (s / the uniform twin's s)
 over the channels of that layer, in bits a token. Costs of several products are taken to add up, which holds for small
-changes. (Looking two layers ahead chose no better on a model of 4.)
+changes. Looking two layers ahead chose no better on a model of 4 layers; costs times the number of layers above chose
+worse on one of 30.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -65,7 +65,7 @@ def score(pool, first, second, q, queries, scores, column, width, wide):
     score_unit(dtype, keys, at, then, stride, dim, q, queries, scores, column, width)
 
 
-@njit(inline="always")
+@njit(cache=True)
 def _attend_part(
     pool, tables, sequence, layer, heads, q, q_stride, queries, group, position, start, stop, scores, wide, out,
     out_stride, state, state_stride,

@@ -1,11 +1,12 @@
 """Matrix products and attention of the kernels, beside what torch and the `gguf` package offer for the same work.
 
-python benchmarks/kernels.py [--only products|attention] [--kinds Q4_1,INT4] [--rows 1,4,16,256] [--json]
+python benchmarks/kernels.py [--only products|attention] [--kinds Q4_1,INT4] [--rows 1,4,16,256] [--ggml DIR] [--json]
 
 Products: activations float32 [rows, columns] times packed weights, the rounding of the activations to 16 bits included,
 or to 8 with `--precision fast`. Kinds whose scales belong to any number of columns have `--group` of them. Peers, on
 the same numbers: torch's bfloat16 `linear`; for INT4 its `_weight_int4pack_mm_for_cpu`, bfloat16 activations and
-scales; and for types of GGUF the straightforward reader, `gguf.quants.dequantize` and a float32 product in NumPy.
+scales; for types of GGUF llama.cpp's (`--ggml`: where its libraries lie), and the straightforward reader,
+`gguf.quants.dequantize` and a float32 product in NumPy.
 Attention: one new token over paged K and V of 3 KV heads and 9 query heads of 64 values; the peer gathers the blocks
 and calls torch's `scaled_dot_product_attention`.
 
@@ -20,10 +21,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+from ggml_product import ggml_product
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from measuring import copy_bandwidth, memory_bandwidth, numbers, parser, report, rounds
@@ -127,16 +130,16 @@ def random_matrix(kind: str, rows: int, columns: int, group: int, random: np.ran
     def halves() -> np.ndarray:
         return random.uniform(-0.01, 0.01, (rows, groups)).astype(np.float16)
 
-    def parts(largest: int) -> np.ndarray:
-        return random.integers(1, largest, (rows, columns // told.part))
+    def parts() -> np.ndarray:
+        return random.integers(1, 16, (rows, columns // told.part))
 
     part = Codes(
         random.integers(0, 1 << told.bits, (rows, columns), dtype=np.uint8),
         halves(),
         halves() if told.minimums else None,
         None if told.group else np.full((rows, groups), 1 << told.bits - 1, np.uint8),
-        parts(64).astype(np.int8) if told.part else None,
-        parts(64).astype(np.uint8) if told.part and told.minimums else None,
+        parts().astype(np.int8) if told.part else None,
+        parts().astype(np.uint8) if told.part and told.minimums else None,
     )
     return HeldMatrix((rows, columns), (form,), (part,))
 
@@ -171,6 +174,14 @@ def gguf_product(matrix: HeldMatrix, x: np.ndarray) -> Product:
     kind = matrix.forms[0].kind
     raw = encoded(kind, matrix.parts[0])
     return lambda: [x @ dequantize(raw, GGMLQuantizationType[kind]).T], 1, raw.nbytes
+
+
+def llama_cpp_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespace) -> Product:
+    """llama.cpp's own, of the same bytes as a GGUF file has, laid out as it does when it loads a model."""
+    raw = encoded(matrix.forms[0].kind, matrix.parts[0])
+    copies = _copies(raw.nbytes, arguments.working_set)
+    work = ggml_product(arguments.ggml, matrix.forms[0].kind, raw, x, copies, arguments.threads)
+    return work, copies, raw.nbytes
 
 
 def torch_int4_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespace) -> Product:
@@ -225,6 +236,8 @@ def _one_product(matrix: HeldMatrix, x: np.ndarray, arguments: argparse.Namespac
     dense, kind = whole(matrix), matrix.forms[0].kind
     expected = x @ dense.T
     contenders = {"prolepsis": our_product(matrix, x, arguments)}
+    if arguments.ggml is not None and kind in LAYOUTS:
+        contenders["llama.cpp"] = llama_cpp_product(matrix, x, arguments)
     if not arguments.alone and kind in LAYOUTS:
         contenders["gguf + float32"] = gguf_product(matrix, x)
     if not arguments.alone and HAVE_TORCH:
@@ -343,6 +356,7 @@ def main() -> None:
     flags.add_argument("--kinds", type=lambda text: text.split(","), default=FAST_KINDS, metavar="KIND,...")
     flags.add_argument("--group", type=int, default=128, help="columns that share a scale, where kinds leave it free")
     flags.add_argument("--precision", choices=["high", "fast"], default="high")
+    flags.add_argument("--ggml", type=Path, metavar="DIR", help="llama_cpp/lib of llama-cpp-python, which takes part")
     flags.add_argument("--alone", action="store_true", help="no peers beside products")
     flags.add_argument("--rows", type=numbers, default=[1, 4, 16, 256], metavar="N,N,...")
     flags.add_argument("--shapes", type=_shapes, default=SHAPES, metavar="RxC,...")

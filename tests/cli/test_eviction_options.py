@@ -17,6 +17,8 @@ def test_lossy_output_says_so(tiny: Path, text: Path) -> None:
     assert "tokens were dropped from the cache; this output is lossy" in shown.err
     whole = json_of(call("generate", PROMPT, *options, "h2o:100%", "--json"))
     assert (whole["lossy"], whole["evicted_tokens"]) == (False, 0)
+    narrow = json_of(call("generate", "x", *options[:2], "--max-tokens", "2", "--kv-dtype", "int4", "--json"))
+    assert (narrow["lossy"], narrow["evicted_tokens"]) == (True, 0)
     scored = [
         json_of(call("ppl", text, "--model", tiny, "--context", "512", "--kv-evict", budget, "--json"))["perplexity"]
         for budget in ("none", "h2o:100%", "h2o:25%")

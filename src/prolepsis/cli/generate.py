@@ -226,7 +226,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _as_json(completion: Completion, llm: LLM) -> dict[str, object]:
     record = {**asdict(completion), "statistics": completion.statistics.summary()}
     del record["error"]
-    record["lossy"] = completion.evicted_tokens > 0
+    record["lossy"] = completion.evicted_tokens > 0 or llm.kv_cache.is_lossy
     record["logprobs"] = [
         {
             "token": token.token,

@@ -126,6 +126,11 @@ class PagedKVCache:
         return self.dtype
 
     @property
+    def is_lossy(self) -> bool:
+        """Whether K and V are rounded to less than the 16 bits in which they are computed."""
+        return _bits(self.dtype) < FORMATS["bf16"].bits
+
+    @property
     def num_recent(self) -> int:
         """Blocks of kivi4 that can have an exact form."""
         return int(self.recent_k.shape[1])

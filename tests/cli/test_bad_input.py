@@ -30,8 +30,8 @@ BAD_MODELS: dict[str, tuple[Callable[[bytes], bytes], list[str]]] = {
     "future version": (lambda data: data[:4] + struct.pack("<I", 99) + data[8:], ["version 99"]),
     "architecture": (lambda data: patched(data, b"general.architecture", 12, b"mamba"), ["mamba", "llama"]),
     "tensor type": (
-        lambda data: patched(data, b"token_embd.weight", 4 + 16, struct.pack("<I", 16)),
-        ["token_embd.weight", "IQ2_XXS"],
+        lambda data: patched(data, b"token_embd.weight", 4 + 16, struct.pack("<I", 40)),
+        ["token_embd.weight", "NVFP4"],
     ),
     "unknown tensor type": (
         lambda data: patched(data, b"token_embd.weight", 4 + 16, struct.pack("<I", 999)),

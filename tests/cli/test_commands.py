@@ -192,7 +192,7 @@ def test_a_damaged_middle_is_computed_again_on_request(tiny: Path, saved: Path, 
 def test_perplexity(tiny: Path, tiny_llm: LLM, text: Path) -> None:
     record = json_of(call("ppl", text, "--model", tiny, "--context", "200", "--json"))
     expected = measure_perplexity(tiny_llm.runner, tiny_llm.tokenizer.encode(text.read_text()), 200)
-    assert record == {"model": str(tiny), "context": 200, **expected._asdict()}
+    assert record == {"model": str(tiny), "context": 200, "kv_evict": "none", **expected._asdict()}
     shown = call("ppl", "-", "--model", tiny, "--context", "200", stdin=text.read_bytes())
     assert shown.out.startswith(f"perplexity {expected.perplexity:.4f} over {expected.tokens} tokens")
 

@@ -66,3 +66,4 @@ KINDS = {
     "INT6": Kind(6, FREE),
     "INT8": Kind(8, FREE),
 }
+"""Kinds by name. Their order is kept in the fingerprints of twins: new kinds come last."""

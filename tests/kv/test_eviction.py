@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from prolepsis.errors import InputError, IntegrityError
+from prolepsis.kernels import attention_parts
 from prolepsis.kv.block_pool import BlockPool
 from prolepsis.kv.eviction import UNIT, EvictingTable, Eviction
 
@@ -17,6 +18,10 @@ def new_table(block_size: int = 32, policy: Eviction = POLICY) -> EvictingTable:
 def grow(table: EvictingTable, tokens: int, mass: list[int]) -> int:
     table.append(tokens)
     return table.observe(np.array(mass, np.int64))
+
+
+def test_units_are_those_whose_attention_is_summed() -> None:
+    assert UNIT == attention_parts.UNIT
 
 
 @pytest.mark.parametrize(

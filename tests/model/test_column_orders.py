@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from decoding import HIDDEN, LAYERS, VOCAB, Session, TinyModel
 
+from prolepsis.errors import InputError
 from prolepsis.kernels.cells import CODES
 from prolepsis.kernels.forward import DOWN, GATE_UP, QKV
 from prolepsis.kernels.qmatmul import KIND, NATURAL, ORDER
 from prolepsis.model.gguf_file import GGUFFile
+from prolepsis.model.weights import load_plan
 from prolepsis.quant.matrices import NaturalFloats, unpacked
 from prolepsis.quant.matrix import Codes, Form, HeldMatrix, whole
 from prolepsis.speculate.twin_weights import twin_plan
@@ -50,10 +52,16 @@ class Natural(Reordered):
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory):
-    """Of both."""
+def files(tmp_path_factory):
+    """Both."""
     file = TinyModel.random(3, only="BF16", tied=True).write(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    return [Session(kind(file.path, file.metadata, file.tensors, file._parts)) for kind in (Reordered, Natural)]
+    return [kind(file.path, file.metadata, file.tensors, file._parts) for kind in (Reordered, Natural)]
+
+
+@pytest.fixture(scope="module")
+def sessions(files):
+    """Of both."""
+    return [Session(file) for file in files]
 
 
 def test_logits_are_those_of_the_natural_order(sessions):
@@ -72,6 +80,16 @@ def test_a_product_has_one_order(sessions):
         assert table[first : first + 3, KIND].tolist() == [CODES["INT8"], CODES["INT8"], CODES["F32"]]
         first = plan.groups[4 * layer + GATE_UP, 0]
         assert table[first : first + 2, KIND].tolist() == [CODES["INT8"], CODES["F32"]]
+
+
+def test_memory_is_asked_for_all_that_weights_become(files, sessions, monkeypatch):
+    decoder, file = sessions[0].decoder, files[0]
+    needed = decoder.plan.weights.data.size
+    monkeypatch.setattr("prolepsis.model.memory.free_memory", lambda: needed)
+    load_plan(file, decoder.config, 64, fast=False)
+    monkeypatch.setattr("prolepsis.model.memory.free_memory", lambda: needed - 1)
+    with pytest.raises(InputError, match=r"tiny\.gguf: the model needs about .* MiB of memory, but .* are free"):
+        load_plan(file, decoder.config, 64, fast=False)
 
 
 def test_a_drafting_twin_rounds_what_stands_beside_the_rounded(sessions):

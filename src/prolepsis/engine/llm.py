@@ -19,7 +19,7 @@ from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.interrupts import deferred
-from prolepsis.engine.memory import RECENT_IN_PASS, new_cache, require_memory
+from prolepsis.engine.memory import RECENT_IN_PASS, new_cache
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed
 from prolepsis.engine.runner import CHUNK, Progress, Runner
@@ -124,7 +124,6 @@ class LLM:
         self.config = self._file.config
         self._check_context(max_context)
         longest = max_context or min(self.config.max_context, _LONGEST)
-        require_memory(f"the model {self.name}", self._file.size)
         eviction = Eviction.named(kv_evict or "", longest) if evicts else None
         most_held = longest if eviction is None else min(longest, eviction.budget)
         self._cache = new_cache(

@@ -13,7 +13,8 @@ from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.qmatmul import ORDER, Weights
 from prolepsis.kernels.rope_table import inv_freq, rope_table
 from prolepsis.model.config import ModelConfig
-from prolepsis.quant.matrices import NaturalFloats, Placed, packed
+from prolepsis.model.memory import require_memory
+from prolepsis.quant.matrices import NaturalFloats, Placed, packed, packed_size
 from prolepsis.quant.matrix import Matrix
 from prolepsis.quant.packing import PackedMatrix
 
@@ -41,7 +42,8 @@ class Source(Protocol):
 def load_plan(source: Source, config: ModelConfig, max_positions: int, fast: bool) -> Plan:
     """Pack every tensor of `source` and lay out the model for `kernels.forward.forward`.
 
-    Raises ModelFileError for a tensor that is missing, of the wrong shape, or of a type that is not supported.
+    Raises ModelFileError for a tensor that is missing, of the wrong shape, or of a type that is not supported, and
+    InputError for weights that take more memory than is free.
     """
     loader = _Loader(source, config)
     groups, norms = [], []
@@ -55,6 +57,7 @@ def load_plan(source: Source, config: ModelConfig, max_positions: int, fast: boo
     if not config.tied_embeddings:
         head = loader.add("output.weight", config.vocab_size, config.hidden_size)
     groups.append(loader.one_order(head, 1))
+    require_memory(f"{source.path}: the model", packed_size(loader.matrices))
     weights = packed(loader.matrices)
     rope = config.rope
     divisors = np.full(rope.dim // 2, rope.scaling_factor)
@@ -139,7 +142,7 @@ class _Loader:
             floats, order = any(is_float(KINDS[form.kind]) for form in matrix.forms), matrix.order
             if not floats:
                 chosen.append(order)
-            if order is not None if floats else not _same(order, chosen[0]):
+            if (order is not None) if floats else not _same(order, chosen[0]):
                 self.matrices[index] = self.matrices[index]._replace(matrix=NaturalFloats(matrix))
         return first, count
 

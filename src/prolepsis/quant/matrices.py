@@ -127,6 +127,15 @@ def unpacked(weights: Weights, matrix: int) -> NDArray[np.float32]:
     return out
 
 
+def packed_size(matrices: Sequence[Placed]) -> int:
+    """Bytes that `packed` takes for their weights, which may be many times those of a file."""
+    return sum(_room(form, placed.matrix.shape[0]) for placed in matrices for form in placed.matrix.forms)
+
+
+def _room(form: Form, rows: int) -> int:
+    return -(-packed_bytes(form, rows) // _ALIGNMENT) * _ALIGNMENT
+
+
 def packed(matrices: Sequence[Placed]) -> Weights:
     """All of them in one piece of memory, on all cores: matrix i is row i of the table, further forms come behind."""
     table = np.zeros((sum(len(placed.matrix.forms) for placed in matrices), FIELDS), np.int64)
@@ -144,7 +153,7 @@ def packed(matrices: Sequence[Placed]) -> Weights:
                 order,
             )  # fmt: skip
             room.append(slice(size, size + packed_bytes(form, rows)))
-            size += -(-packed_bytes(form, rows) // _ALIGNMENT) * _ALIGNMENT
+            size += _room(form, rows)
             first_cell += form.columns // CELL
         rooms.append(room)
     data = np.zeros(size, np.uint8)

@@ -1,0 +1,49 @@
+"""How much memory there is."""
+
+import os
+from pathlib import Path
+
+from prolepsis.errors import InputError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    """Bytes that this process can take without swapping, as far as the system tells."""
+    return min(_free_on_machine(), _free_in_group())
+
+
+def require_memory(what: str, needed: int) -> None:
+    """Raise InputError, which says that `what` needs them, unless `needed` bytes are free."""
+    free = free_memory()
+    if needed > free:
+        raise InputError(f"{what} needs about {shown(needed)} of memory, but {shown(free)} are free")
+
+
+def shown(count: int) -> str:
+    """Bytes in MiB or GiB, for errors."""
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
+
+
+def _free_on_machine() -> int:
+    try:
+        with open("/proc/meminfo") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _free_in_group() -> int:
+    """What the control group of a container leaves; file cache counts as free, since it goes when memory is wanted."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        cache = [
+            line.split()[1] for line in (_CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file ")
+        ]
+        return max(limit - used + sum(map(int, cache)), 0)
+    except (OSError, ValueError):
+        return 1 << 62

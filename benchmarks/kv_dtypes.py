@@ -22,16 +22,11 @@ from rich.table import Table
 
 from prolepsis import LLM
 from prolepsis.coding import QuantisedKV, encode
+from prolepsis.engine.perplexity import log_softmax
 from prolepsis.engine.sequence import Sequence
 from prolepsis.model.pull import DEFAULT_MODEL
 
 DTYPES = ("bf16", "fp16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4")
-
-
-def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
 
 
 def compare(llms: dict[str, LLM], tokens: list[int], context: int) -> dict[str, dict[str, float]]:
@@ -44,7 +39,7 @@ def compare(llms: dict[str, LLM], tokens: list[int], context: int) -> dict[str, 
         while (first := sequences["bf16"].num_cached) < len(window):
             exact = np.empty(0)
             for dtype, llm in llms.items():
-                p = log_probabilities(llm.runner.all_logits(sequences[dtype]))
+                p = log_softmax(llm.runner.all_logits(sequences[dtype]))
                 exact = p if dtype == "bf16" else exact
                 following = window[first + 1 : first + 1 + len(p)]
                 nats[dtype] -= float(p[np.arange(len(following)), following].sum())

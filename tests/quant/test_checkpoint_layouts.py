@@ -9,7 +9,7 @@ from prolepsis.errors import ModelFileError
 from prolepsis.quant import awq_layout, compressed_tensors, gptq_layout
 from prolepsis.quant.exl2_layout import Exl2Matrix, pack_exl2
 from prolepsis.quant.gptq_layout import GptqTensors, gptq_matrix, pack_gptq, unpack_zeros
-from prolepsis.quant.half_scales import half_scales
+from prolepsis.quant.half import half_scales
 from prolepsis.quant.matrix import dequantised
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -80,7 +80,7 @@ def _predictions(
                 logits = [runner.all_logits(each, room) for runner, each in zip(runners, sequences, strict=True)]
                 following = np.array(first.tokens[begin + 1 : begin + 1 + len(logits[0])], np.int64)
                 if len(following):
-                    yield [_log_softmax(each[: len(following)]) for each in logits], following
+                    yield [log_softmax(each[: len(following)]) for each in logits], following
                 if progress is not None:
                     progress(start + first.num_cached, len(tokens))
         finally:
@@ -88,7 +88,8 @@ def _predictions(
                 sequence.release()
 
 
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Log-probabilities of each row of [n, vocab]."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.quant.exl2_layout import SCALE_UNIT
-from prolepsis.quant.grid import Floats, IntegerGrid, Steps, searched
+from prolepsis.quant.grid import IntegerGrid, Steps, searched
+from prolepsis.quant.half import Floats
 
 _EXPONENT = -8
 """Scales are held as what (code + 1) ** 2 times the shared float16 is: 256 times too large."""

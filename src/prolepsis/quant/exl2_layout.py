@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from prolepsis.errors import ModelFileError
 from prolepsis.quant.bit_words import WORD, pack_words, take_codes, unpack_words
 from prolepsis.quant.grouped_matrix import BITS, Rows, require_groups
-from prolepsis.quant.half_scales import half_scales
+from prolepsis.quant.half import half_scales
 from prolepsis.quant.matrix import Codes, Form, Words
 
 SCALE_BITS = 4

@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.fields import WORD, take_fields
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.quant import gguf_vectors
@@ -23,7 +24,6 @@ from prolepsis.quant.matrix import Codes, Form, Words
 
 Bytes = NDArray[np.uint8]
 
-_CELL = 32  # what a form's columns are a multiple of
 _SCAN_BLOCKS = 1 << 16
 
 
@@ -195,8 +195,8 @@ def matrix_of(name: str, type_name: str, shape: tuple[int, ...], data: Bytes) ->
         )
     rows, columns = shape
     per_block, block_bytes = block_size(type_name)
-    if columns % _CELL or columns % per_block:
-        raise ModelFileError(f"{name}: rows of {columns} are not a multiple of {max(per_block, _CELL)} columns")
+    if columns % CELL or columns % per_block:
+        raise ModelFileError(f"{name}: rows of {columns} are not a multiple of {max(per_block, CELL)} columns")
     source = data.reshape(rows, columns // per_block * block_bytes)
     form, decode = _form(type_name, columns, source)
     return GGUFMatrix((rows, columns), (form,), source, decode)

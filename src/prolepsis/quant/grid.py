@@ -10,12 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.kinds import KINDS
-
-Floats = NDArray[np.float32]
-
-_LEAST, _MOST = np.float32(2.0**-24), np.float32(65504)
-"""The smallest and the largest positive float16."""
+from prolepsis.quant.half import Floats as Floats
+from prolepsis.quant.half import half, positive_half
 
 SHRINKS = tuple(1 - 0.025 * i for i in range(1, 21))
 """Shares of a group's range that a search tries besides all of it."""
@@ -99,7 +97,7 @@ class IntegerGrid:
 
     def _steps(self, low: Floats, high: Floats) -> Steps:
         top = np.float32(2**self.bits - 1)
-        scales = _halves((high - low) / top)
+        scales = positive_half((high - low) / top)
         if self.symmetric:
             return Steps(scales, np.full(len(low), 2 ** (self.bits - 1), np.uint8))
         zeros = np.clip(np.rint(-low / scales.astype(np.float32)), 0, top)
@@ -112,7 +110,7 @@ class BlockGrid:
 
     kind: str
     search: bool = False
-    group: int = 32
+    group: int = CELL
 
     def fit(self, values: Floats, metric: Floats | None = None) -> Steps:
         shares = (1.0, *SHRINKS) if self.search else (1.0,)
@@ -122,12 +120,12 @@ class BlockGrid:
         kind = KINDS[self.kind]
         if kind.minimums:
             low, high = values.min(axis=0) * share, values.max(axis=0) * share
-            return Steps(_halves((high - low) / np.float32(2**kind.bits - 1)), minimums=low.astype(np.float16))
+            return Steps(positive_half((high - low) / np.float32(2**kind.bits - 1)), minimums=half(low))
         if kind.bits == 8:
-            return Steps(_halves(np.abs(values).max(axis=0) * share / np.float32(127)))
+            return Steps(positive_half(np.abs(values).max(axis=0) * share / np.float32(127)))
         # One more code lies below zero than above: the scale's sign puts it on the side of the largest value.
         largest = np.take_along_axis(values, np.abs(values).argmax(axis=0)[None], axis=0)[0]
-        scales = _halves(np.abs(largest) * share / np.float32(kind.bias))
+        scales = positive_half(np.abs(largest) * share / np.float32(kind.bias))
         return Steps(np.where(largest > 0, -scales, scales))
 
 
@@ -145,8 +143,3 @@ def searched(kind: str, values: Floats, metric: Floats | None, choices: list[Ste
     assert scales is not None
     zeros, minimums = picked([steps.zeros for steps in choices]), picked([steps.minimums for steps in choices])
     return Steps(scales, zeros, minimums, choices[0].exponent)
-
-
-def _halves(scales: Floats) -> NDArray[np.float16]:
-    """Positive float16 near `scales`: what none of is 0 or infinite."""
-    return np.clip(scales, _LEAST, _MOST).astype(np.float16)

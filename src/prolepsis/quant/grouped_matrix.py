@@ -7,12 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.kinds import KINDS
-from prolepsis.quant.half_scales import half_scales
+from prolepsis.quant.half import half_scales
 from prolepsis.quant.matrix import Codes, Form, Matrix, Words
-
-UNIT = 32
-"""Columns that always share a scale: what the kernels take at a time."""
 
 BITS = tuple(kind.bits for name, kind in KINDS.items() if name.startswith("INT"))
 Rows = NDArray[np.intp]
@@ -79,11 +77,18 @@ def require_groups(name: str, bits: int, group: int, columns: int) -> None:
     """Raise ModelFileError unless the kinds have such codes, and every group but the last is of whole units."""
     if bits not in BITS:
         raise ModelFileError(f"{name}: codes of {bits} bits are not supported; supported: {', '.join(map(str, BITS))}")
-    if group % UNIT or columns % UNIT or group <= 0:
+    if group % CELL or columns % CELL or group <= 0:
         raise ModelFileError(
-            f"{name}: groups of {group} of {columns} columns are not supported: both must be multiples of {UNIT}; "
+            f"{name}: groups of {group} of {columns} columns are not supported: both must be multiples of {CELL}; "
             f"quantise the model again with another group size"
         )
+
+
+def checked_groups(name: str, scales: Scales, rows: int) -> int:
+    """Of scales [groups, rows], how many groups there are. Raises ModelFileError for another shape."""
+    if scales.ndim != 2 or scales.shape[1] != rows:
+        raise ModelFileError(f"{name}: scales have shape {scales.shape}, expected (groups, {rows})")
+    return len(scales)
 
 
 def group_size(name: str, columns: int, groups: int, declared: int | None) -> int:

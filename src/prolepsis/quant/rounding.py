@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from prolepsis.errors import InputError
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.llvm import LANES
+from prolepsis.quant.half import Floats, through_half
 from prolepsis.quant.matrix import Codes
-from prolepsis.quant.rounding_steps import Fit, Floats, Steps, half, halves_around
+from prolepsis.quant.rounding_steps import Fit, Steps, halves_around
 from prolepsis.quant.rounding_superblocks import FACTORS, Superblocks
 
 _CHUNK = 1 << 18  # weights at a time: what stays in a core's cache
@@ -78,7 +79,8 @@ def _alone(fit: Fit) -> Codes:
     """Kinds of one scale, and minimum, for 32 columns: both float16."""
     fit.search()
     step, offset = fit.steps
-    fit.steps, fit.sums = Steps(half(step), half(offset)), fit.measured(Steps(half(step), half(offset)))
+    fit.steps = Steps(through_half(step), through_half(offset))
+    fit.sums = fit.measured(fit.steps)
     for each in halves_around(step):
         for least in halves_around(offset) if KINDS[fit.kind].minimums else [offset]:
             fit.try_steps(each, least)

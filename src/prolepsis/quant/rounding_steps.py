@@ -8,13 +8,11 @@ from numpy.typing import NDArray
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.rounding import ERROR, PRODUCTS, SQUARES, SUM, measure
-
-Floats = NDArray[np.float32]
+from prolepsis.quant.half import LARGEST, Floats, half
 
 ROUNDS = 4
 """How often steps are fitted to codes and codes to steps."""
 
-_LARGEST = np.float32(65504)  # of float16
 _NO_VALUES = np.empty(0, np.int8)
 
 # Shares of a part's range below and above 0 that are tried; and what its largest value may be, of the last code.
@@ -134,13 +132,8 @@ def solved(
     return np.where(sound, s, ratio(ax, aa)).astype(np.float32), np.where(sound, t, 0).astype(np.float32)
 
 
-def half(values: Floats) -> Floats:
-    """Rounded to float16 (and never infinite), as float32."""
-    return np.clip(values, -_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
-
-
 def halves_around(values: Floats) -> list[Floats]:
     """The nearest float16 and those beside it, as float32."""
-    nearest = half(values).astype(np.float16)
-    beside = [np.nextafter(nearest, np.float16(to)) for to in (-_LARGEST, _LARGEST)]
+    nearest = half(values)
+    beside = [np.nextafter(nearest, np.float16(to)) for to in (-LARGEST, LARGEST)]
     return [each.astype(np.float32) for each in (nearest, *beside)]

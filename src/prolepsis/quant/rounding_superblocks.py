@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.llvm import LANES
 from prolepsis.kernels.rounding import ERROR, PRODUCTS, SQUARES, SUM
-from prolepsis.quant.rounding_steps import ROUNDS, Fit, Floats, Steps, half, ratio, solved
+from prolepsis.quant.half import LEAST, Floats, through_half
+from prolepsis.quant.rounding_steps import ROUNDS, Fit, Steps, ratio, solved
 
 FACTORS = {
     "Q2_K": (0, 15), "Q3_K": (-32, 31), "Q4_K": (0, 63), "Q5_K": (0, 63), "Q6_K": (-128, 127), "IQ4_XS": (-32, 31),
 }  # fmt: skip
 """The whole numbers that a part's step, and minimum, can be multiplied by."""
-
-_SMALLEST = np.float32(2.0**-24)  # of float16
 
 # Multiples of the smallest scale within whose reach all steps are; and neighbours of a part's two whole numbers.
 _FIRST = tuple(np.float32(1 + 0.04 * i) for i in range(-2, 3))
@@ -121,7 +120,7 @@ class Superblocks:
         step, offset = factors.step.astype(np.float64), factors.offset.astype(np.float64)
         squares, products = (self._totals(a) for a in (step * step * sums[:, SQUARES], step * sums[:, PRODUCTS]))
         if not self.minimums:
-            return factors._replace(scale=half(ratio(products, squares)))
+            return factors._replace(scale=through_half(ratio(products, squares)))
         scale, minimum = solved(
             squares,
             -self._totals(step * offset * sums[:, SUM]),
@@ -129,9 +128,9 @@ class Superblocks:
             products,
             -self._totals(offset * self.fit.value_sums),
         )
-        return factors._replace(scale=half(np.maximum(scale, 0)), minimum=half(np.maximum(minimum, 0)))
+        return factors._replace(scale=through_half(np.maximum(scale, 0)), minimum=through_half(np.maximum(minimum, 0)))
 
 
 def _some(values: Floats) -> Floats:
     """Rounded to float16, but to none that is 0 where the value is not."""
-    return half(np.where(np.abs(values) < _SMALLEST, np.sign(values) * _SMALLEST, values))
+    return through_half(np.where(np.abs(values) < LEAST, np.sign(values) * LEAST, values))

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.kinds import FREE, KINDS
 from prolepsis.quant.grid import Grid, Steps, nearest
 from prolepsis.quant.matrix import Codes, Form, HeldMatrix
@@ -44,10 +45,10 @@ def rtn(weight: NDArray[np.float32], grid: Grid, metric: NDArray[np.float32] | N
 
 def check(weight: NDArray[np.float32], spans: Sequence[Span], name: str) -> None:
     """Raises InputError for a matrix that cannot be rounded to `spans`, by `name`."""
-    if weight.shape[1] != sum(span.columns for span in spans) or any(span.columns % 32 for span in spans):
-        raise InputError(f"{name} has {weight.shape[1]} columns; only multiples of 32 can be quantised")
-    if any(span.group % 32 for span in spans):
-        raise InputError(f"{name}: the group size must be a multiple of 32, or 0 for whole rows")
+    if weight.shape[1] != sum(span.columns for span in spans) or any(span.columns % CELL for span in spans):
+        raise InputError(f"{name} has {weight.shape[1]} columns; only multiples of {CELL} can be quantised")
+    if any(span.group % CELL for span in spans):
+        raise InputError(f"{name}: the group size must be a multiple of {CELL}, or 0 for whole rows")
     if not np.isfinite(weight).all():
         raise InputError(f"{name} holds numbers that are not finite; the model is damaged")
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from prolepsis.errors import ModelFileError
 from prolepsis.model.model_file import GGUFModel, open_model
 from prolepsis.quant.matrix import whole
+from prolepsis.quantize.gguf_keys import tokenizer_keys
 
 NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -128,6 +129,16 @@ def test_the_fingerprint_is_of_weights_and_configuration(tmp_path):
     assert changed("tokenizer_config.json", b"role", b"part") == first == open_model(tmp_path).fingerprint()
 
 
+def test_ids_mean_what_they_do_in_a_file_that_is_made_of_it(tmp_path):
+    write_checkpoint(tmp_path)
+    write_tokenizer(tmp_path)
+    model = open_model(tmp_path)
+    table = model.token_table
+    assert table["tokenizer.ggml.tokens"][257:260] == ["</s>", "<|im_start|>", "[PAD259]"]
+    made = tokenizer_keys(json.loads((tmp_path / "tokenizer.json").read_text()), model.tokenizer, None)
+    assert table == {key: made[key] for key in table}
+
+
 def test_tied_embeddings(tmp_path):
     write_checkpoint(tmp_path, tie_word_embeddings=True)
     assert open_model(tmp_path).config.tied_embeddings
@@ -172,6 +183,49 @@ def test_fp8_weights_are_refused_by_name(tmp_path):
         open_model(tmp_path).matrix("blk.0.ffn_up.weight", (96, 64))
 
 
+def told(directory: Path, else_: str) -> str:
+    """The error that opening the model and reading a matrix ends with."""
+    try:
+        whole(open_model(directory).matrix("blk.0.attn_q.weight", (64, 64)))
+    except ModelFileError as error:
+        return str(error)
+    return else_
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_of_other_shapes_are_told(method, tmp_path):
+    """Whatever a file says, there is no other error."""
+    write_checkpoint(tmp_path, method)
+    module = "model.layers.0.self_attn.q_proj"
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.startswith(module)]:
+        for shape in [(), (0,), (1,), (2,), (0, 5), (5, 0), (1, 1), (64, 1), (1, 64), (3, 2, 64)]:
+            rewritten(tmp_path, **{name: np.zeros(shape, tensors[name].dtype)})
+            assert module in told(tmp_path, else_=module)  # one scale or zero point for all is sound
+        rewritten(tmp_path, **{name: tensors[name]})
+
+
+NONSENSE = ([], {}, [128], {"a": 1}, "x", "", -1, 0, 7, 10**30, 1.5, True, None)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_nonsense_about_the_quantisation_is_told(method, tmp_path):
+    write_checkpoint(tmp_path, method)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    said = config["quantization_config"]
+    weights = said.get("config_groups", {}).get("group_0", {}).get("weights", {})
+    keys = [*said, "group_size", "q_group_size", "bits", "version", "transform_config", "sparsity_config"]
+    changes = [said | {key: value} for key in keys for value in NONSENSE]
+    changes += [
+        said | {"config_groups": {"a": {"weights": weights | {key: value}}}} for key in weights for value in NONSENSE
+    ]
+    changes += [said | {"config_groups": {"a": value}} for value in NONSENSE] + [*NONSENSE]
+    for changed in changes:
+        path.write_text(json.dumps(config | {"quantization_config": changed}))
+        assert str(tmp_path) in told(tmp_path, else_=str(tmp_path))  # much of it does not matter
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -194,6 +248,15 @@ def test_fp8_weights_are_refused_by_name(tmp_path):
         ({"rope_parameters": {"rope_type": "linear", "factor": 1e-9}}, "scaling factor 1e-09"),
         ({"rope_parameters": []}, r"rope_parameters = \[\], expected an object"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method = 'bitsandbytes' is not supported"),
+        ({"quantization_config": "gptq"}, "config.json: quantization_config = 'gptq', expected an object"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "group_size": [128]}},
+            r"config.json: group_size = \[128\] is not supported; supported: a whole number",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "transform_config": "x"}},
+            "config.json: transform_config = 'x' is not supported",
+        ),
         ({"quantization_config": {"quant_method": "awq", "version": "gemv"}}, "version = 'gemv'.*supported: gemm"),
         (
             {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "marlin"}},

@@ -122,6 +122,14 @@ def test_compressed_tensors_as_older_versions_pack_them(seed, bits):
     np.testing.assert_array_equal(compressed_tensors.unpack_rows(packed.view(np.int32), bits, 64), codes)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3,), (2, 3)])
+@pytest.mark.parametrize("kind", [np.int8, np.int32])
+def test_zero_points_of_another_shape_are_told(shape, kind):
+    packed, scales = np.zeros((8, 8), np.int32), np.ones((8, 2), np.float16)
+    with pytest.raises(ModelFileError, match="layer: weight_zero_point has shape"):
+        compressed_tensors.packed_matrix("layer", packed, 4, 64, scales, np.zeros(shape, kind), None, 32)
+
+
 @pytest.mark.parametrize("scales", [(8, 1), (8,), (1,), (8, 2)])
 def test_int8_weights(scales):
     rng = np.random.default_rng(3)
@@ -183,6 +191,7 @@ def gptq_tensors(**changed):
         ({"scales": np.ones((4, 32), np.float16), "qzeros": None}, "groups of 16 of 64 columns"),
         ({"scales": np.ones((3, 32), np.float16), "qzeros": None}, "3 groups of scales do not fit"),
         ({"scales": np.ones((2, 31), np.float16)}, "scales have shape"),
+        ({"scales": np.ones((), np.float16)}, r"scales have shape \(\), expected \(groups, 32\)"),
         ({"qzeros": np.ones((2, 5), np.int32)}, "qzeros have shape"),
         ({"qweight": np.zeros((9, 32), np.int32)}, "qweight of 9 words"),
     ],

@@ -14,6 +14,7 @@ from prolepsis.errors import ModelFileError
 from prolepsis.model.chat_template import ChatTemplate
 from prolepsis.model.checkpoint_weights import CheckpointWeights, Quantization
 from prolepsis.model.config import ModelConfig
+from prolepsis.model.gguf_file import FINGERPRINT_CHUNK
 from prolepsis.model.hf_config import config_from_hf, require_shapes
 from prolepsis.model.hf_tokenizer import (
     TOKENIZER,
@@ -35,7 +36,6 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _OTHER = ("consolidated", "adapter_model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_TEMPLATE_BYTES = 1 << 20
-FINGERPRINT_CHUNK = 1 << 24
 
 
 class Checkpoint:
@@ -57,7 +57,7 @@ class Checkpoint:
         values = read_json(self.path / CONFIG)
         self.config: ModelConfig = config_from_hf(self.path / CONFIG, values)
         self._values = values
-        quantization = Quantization(self.path, self._quantization())
+        quantization = Quantization(*self._quantization())
         index, self.files = _weight_files(self.path, chosen)
         tensors = open_tensors(self.files)
         if index is not None:
@@ -98,7 +98,9 @@ class Checkpoint:
         """See `ModelFile.token_table`."""
         if not self.has_tokenizer:
             return {}
-        table: dict[str, Any] = {"tokenizer.ggml.tokens": self.tokenizer.tokens}
+        # Converters give ids without a token this name.
+        tokens = [token or f"[PAD{index}]" for index, token in enumerate(self.tokenizer.tokens)]
+        table: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
         if self.tokenizer.byte_level:
             merges = read_json(self.path / TOKENIZER)["model"]["merges"]
             table["tokenizer.ggml.merges"] = [each if isinstance(each, str) else " ".join(each) for each in merges]
@@ -115,7 +117,8 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """xxh3-128 of config.json, the quantisation's configuration, tokenizer.json and all weights, 32 hex digits.
 
-        Reads every byte. The chat template and what ends a generation are not part of it, as no K or V depends on them.
+        Reads every byte. The chat template, generation_config.json and tokenizer_config.json are not part of it, as no
+        K or V depends on them.
         """
         import xxhash
 
@@ -129,13 +132,17 @@ class Checkpoint:
                     digest.update(chunk)
         return digest.hexdigest()
 
-    def _quantization(self) -> dict[str, Any]:
-        if isinstance(found := self._values.get("quantization_config"), dict):
-            return found
+    def _quantization(self) -> tuple[Path, dict[str, Any]]:
+        """The file that describes the quantisation, and what it says."""
+        found = self._values.get("quantization_config")
+        if isinstance(found, dict):
+            return self.path / CONFIG, found
+        if found is not None:
+            raise ModelFileError(f"{self.path / CONFIG}: quantization_config = {found!r:.80}, expected an object")
         for name, method in _OLD_CONFIGS.items():
             if (path := self.path / name).exists():
-                return {"quant_method": method} | read_json(path)
-        return {}
+                return path, {"quant_method": method} | read_json(path)
+        return self.path / CONFIG, {}
 
     def _template(self, settings: dict[str, Any]) -> Any:
         path = self.path / _TEMPLATE

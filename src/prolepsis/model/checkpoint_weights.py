@@ -44,7 +44,10 @@ class Quantization:
     METHODS = ("gptq", "awq", "exl2", "compressed-tensors")
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
-        """Raises ModelFileError for a method, or a layout of one, that is not supported."""
+        """`values`: what the file `path` says.
+
+        Raises ModelFileError for a method, or a layout of one, that is not supported, and values of a wrong type.
+        """
         self.path = path
         self.method = values.get("quant_method") or values.get("method") or ("gptq" if values else None)
         self._values = values
@@ -59,17 +62,21 @@ class Quantization:
             raise self._fail("version", values["version"], "gemm")
         if self.method == "compressed-tensors":
             self._check_compressed()
+        self._group_sizes = self._numbers("group_size", "q_group_size")
+        self.bits: tuple[int, ...] = tuple(bits for bits in self._numbers("num_bits") if bits is not None)
+        """Of codes in "pack-quantized" layers: any of these."""
 
     def group(self) -> int | None:
         """Columns that share a scale, -1 for all; None where nothing is said, or not one thing for all layers."""
-        groups = {part.get("group_size", part.get("q_group_size")) for part in self._parts()}
-        group = groups.pop() if len(groups) == 1 else None
-        return group if type(group) is int and group else None
+        return (self._group_sizes[0] or None) if len(set(self._group_sizes)) == 1 else None
 
-    def bits(self) -> list[int]:
-        """Bits of codes in "pack-quantized" layers: any of these."""
-        said = [part.get("num_bits") for part in self._parts()]
-        return [bits for bits in said if type(bits) is int]
+    def _numbers(self, *keys: str) -> list[int | None]:
+        """What each part says under the first of `keys` that it has."""
+        found = [next(((key, part[key]) for key in keys if key in part), (keys[0], None)) for part in self._parts()]
+        for key, value in found:
+            if value is not None and type(value) is not int:
+                raise self._fail(key, value, "a whole number")
+        return [value for _, value in found]
 
     def _parts(self) -> list[dict[str, Any]]:
         if self.method != "compressed-tensors":
@@ -80,11 +87,11 @@ class Quantization:
 
     def _check_compressed(self) -> None:
         if not isinstance(self._values.get("config_groups", {}), dict):
-            raise ModelFileError(f"{self.path}: config_groups is not an object")
+            raise self._fail("config_groups", self._values["config_groups"], "an object")
         for key in ("transform_config", "sparsity_config"):
             part = self._values.get(key)
-            if part and part.get("format", "") != "dense":
-                raise ModelFileError(f"{self.path}: {key} of compressed-tensors is not supported")
+            if part and not (isinstance(part, dict) and part.get("format") == "dense"):
+                raise self._fail(key, part, "none, or of format dense")
         for part in self._parts():
             if part.get("type", "int") != "int" or part.get("strategy", "group") not in ("group", "channel", "tensor"):
                 raise ModelFileError(
@@ -165,8 +172,8 @@ class CheckpointWeights:
             return self._compressed(name, module, columns)
         tensor = self._tensor(f"{module}.weight", (*FLOATS, "I8"))
         assert tensor.data is not None
-        if len(tensor.shape) != 2:
-            raise self._fail(module, f"has shape {tensor.shape}, expected two dimensions")
+        if len(tensor.shape) != 2 or not all(tensor.shape):
+            raise self._fail(module, f"has shape {tensor.shape}, expected 2 dimensions that are not empty")
         if tensor.dtype == "I8":
             points = self._ints(f"{module}.weight_zero_point", ("I8",))
             group = self._quantization.group()
@@ -176,7 +183,7 @@ class CheckpointWeights:
 
     def _compressed(self, name: str, module: str, columns: int) -> Matrix:
         packed = self._int32(f"{module}.weight_packed")
-        fitting = {bits for bits in self._quantization.bits() if 2 <= bits <= 8} or {4, 8}
+        fitting = {bits for bits in self._quantization.bits if 2 <= bits <= 8} or {4, 8}
         fitting = {bits for bits in fitting if packed.shape[1] in words_of(columns, bits)}
         if len(fitting) != 1:
             raise self._fail(module, f"has {packed.shape[1]} words for {columns} columns, which fits no number of bits")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
 from prolepsis.quant.bit_words import pack_words
-from prolepsis.quant.grouped_matrix import GroupedMatrix, Rows, Scales, group_size
+from prolepsis.quant.grouped_matrix import GroupedMatrix, Rows, Scales, checked_groups, group_size
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 BITS = 4
@@ -31,9 +31,8 @@ def awq_matrix(
         ModelFileError: shapes that do not fit together, or groups that are not supported.
     """
     columns, words = qweight.shape
-    rows, groups = words * len(ORDER), len(scales)
-    if scales.shape != (groups, rows):
-        raise ModelFileError(f"{name}: scales have shape {scales.shape}, expected (groups, {rows})")
+    rows = words * len(ORDER)
+    groups = checked_groups(name, scales, rows)
     if qzeros is not None and qzeros.shape != (groups, words):
         raise ModelFileError(f"{name}: qzeros have shape {qzeros.shape}, expected {(groups, words)}")
     group = group_size(name, columns, groups, declared_group)

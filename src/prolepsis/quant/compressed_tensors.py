@@ -107,14 +107,17 @@ def _zero_points(name: str, zeros: Int32 | Int8 | None, rows: int, groups: int, 
     """Zero points as `GroupedMatrix` takes them. Small, and so unpacked at once."""
     if zeros is None:
         return 1 << bits - 1
-    flat = zeros.reshape(len(zeros), -1)
+    unfit = ModelFileError(f"{name}: weight_zero_point has shape {zeros.shape}, expected {(rows, groups)}")
+    if not zeros.size:
+        raise unfit
+    flat = zeros.reshape(len(zeros) if zeros.ndim else 1, -1)
     points = (
         unpack_rows(np.ascontiguousarray(flat.T), bits, rows).T if flat.dtype == np.int32 else _unsigned(flat, bits)
     )
     if points.size == 1:
         points = np.broadcast_to(points.reshape(1, 1), (rows, groups))
     if points.shape != (rows, groups):
-        raise ModelFileError(f"{name}: weight_zero_point has shape {zeros.shape}, expected {(rows, groups)}")
+        raise unfit
     if points.max() >> bits:
         raise ModelFileError(f"{name}: a zero point has more than {bits} bits")
     return lambda some: points[some]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
 from prolepsis.quant.bit_words import WORD, pack_words, take_codes, unpack_words
-from prolepsis.quant.grouped_matrix import BITS, GroupedMatrix, Rows, Scales, group_size
+from prolepsis.quant.grouped_matrix import BITS, GroupedMatrix, Rows, Scales, checked_groups, group_size
 
 Int32 = NDArray[np.int32]
 
@@ -47,9 +47,7 @@ def gptq_matrix(
     bits = words * WORD // columns
     if bits not in BITS or bits * columns != words * WORD:
         raise ModelFileError(f"{name}: qweight of {words} words does not fit {columns} columns of 2, 3, 4 or 8 bits")
-    groups = len(scales)
-    if scales.shape != (groups, rows):
-        raise ModelFileError(f"{name}: scales have shape {scales.shape}, expected (groups, {rows})")
+    groups = checked_groups(name, scales, rows)
     group, order = grouping(name, tensors.g_idx, columns, groups, declared_group)
     zeros: NDArray[np.uint32] | None = None
     if tensors.qzeros is not None:

@@ -1,5 +1,6 @@
 """Hugging Face directories as models: what each format's tensors become, and what is refused."""
 
+import hashlib
 import json
 import math
 import struct
@@ -15,6 +16,7 @@ from prolepsis.model.model_file import GGUFModel, open_model
 from prolepsis.quant.matrix import whole
 from prolepsis.quantize.gguf_keys import tokenizer_keys
 
+FOREIGN = Path(__file__).parents[1] / "data" / "hf"
 NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -42,6 +44,14 @@ def assert_same(directory: Path, values: dict[str, np.ndarray], names: dict[str,
 @pytest.mark.parametrize("method", METHODS)
 def test_every_format_is_read_as_what_was_written(method, tmp_path):
     assert_same(tmp_path, write_checkpoint(tmp_path, method))
+
+
+@pytest.mark.parametrize("name", ["gptq4-g64-act", "awq4-g128"])
+def test_files_of_another_tool_are_the_numbers_it_makes_of_them(name):
+    model, digests = open_model(FOREIGN / name), json.loads((FOREIGN / "digests.json").read_text())[name]
+    for part, module in NAMES.items():
+        values = whole(model.matrix(f"blk.0.{part}.weight", (64, 1024 if part == "ffn_down" else 512)))
+        assert hashlib.sha256(values.tobytes()).hexdigest() == digests[module], module
 
 
 def test_shards_and_a_file_of_them_are_one_model(tmp_path):

@@ -150,13 +150,16 @@ def test_saving_loading_inspecting_verifying(tiny: Path, text: Path, saved: Path
     assert re.fullmatch(r"restored \d+ of \d+ tokens in [\d.]+ s\n", shown.err)
 
 
-@pytest.mark.parametrize(("asked", "dtype", "head_bytes"), [("fp8", "fp8_e4m3", 64), ("int4", "int4", 34)])
+@pytest.mark.parametrize(
+    ("asked", "dtype", "head_bytes"), [("fp8", "fp8_e4m3", 64), ("int4", "int4", 34), ("kivi4", "kivi4", 40)]
+)
 def test_sessions_of_narrow_caches(
     tiny: Path, text: Path, tmp_path: Path, asked: str, dtype: str, head_bytes: int
 ) -> None:
     path, options = tmp_path / "s.pkv", ["--model", tiny, "--kv-dtype", asked]
     report = json_of(call("kv", "save", text, "-o", path, *options, "--json"))
     assert report["raw_bytes"] == report["tokens"] * 2 * 2 * head_bytes
+    assert (report["pending_tokens"] > 0) == (dtype == "kivi4")  # in a block that is not full
     inspected = json_of(call("kv", "inspect", path, "--json"))
     assert inspected["dtype"] == dtype
     for told in (report, inspected):

@@ -46,7 +46,7 @@ class Record:
 def streams_of(header: dict[str, Any]) -> int:
     """Streams of each segment."""
     groups = header["kv_heads"] // header["heads_per_stream"]
-    return 2 * header["layers"] * (groups + (header["dtype"] in ("int8", "int4")))
+    return 2 * header["layers"] * (groups + {"int8": 1, "int4": 1, "kivi4": 2}.get(header["dtype"], 0))
 
 
 def taken_apart(data: bytes) -> tuple[dict[str, Any], list[Record]]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
+import golden_kivi4
 import numpy as np
 import xxhash
 from file_mutations import CHANGES, Sample, changed_profile_file, headers, noise, profiles, rebound, splices
@@ -24,9 +25,9 @@ from make_golden import GOLDEN, NAMES, outside_profile
 from spec_decoder import decode_file, header_of
 from spec_linear import Linear
 
-from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode
+from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, runs
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import KV, QuantisedKV, arrays_of, to_scalars
+from prolepsis.coding.cache_dtypes import KV, KiviKV, QuantisedKV, arrays_of, to_scalars
 from prolepsis.coding.container import TRAILER
 from prolepsis.errors import InputError
 
@@ -46,11 +47,12 @@ class Part(NamedTuple):
 
 def samples() -> list[Sample]:
     """Small files of every dtype and predictor, two of them also as version 1 has them."""
-    out = []
+    out: list[Sample] = []
     for name in NAMES:
         outside = GOLDEN / f"{name}.profile"
         file = outside.read_bytes() if outside.exists() else b""
         out.append(Sample(name, (GOLDEN / f"{name}.pkv").read_bytes(), outside_profile(name), file))
+    out.append(Sample("static_kivi4", golden_kivi4.FILE.read_bytes(), None, b""))
     for name in ("static_bf16", "static_fp16"):
         header, records = taken_apart(out[NAMES.index(name)].data)
         out.append(Sample(f"{name} version 1", put_together(header, records[:3], version=1), None, b"", 1))
@@ -65,11 +67,11 @@ def whole_beginnings(sample: Sample) -> list[bytes]:
 
 
 def digests(part: Part, dtype: Any, group: int) -> list[int]:
-    """xxh3-128 of the scalars of each stream, and of the steps."""
-    scalars = to_scalars(part.kv, dtype)
-    pieces = [piece for layer in scalars for kind in layer for piece in np.split(kind, kind.shape[1] // group, axis=1)]
-    if isinstance(part.kv, QuantisedKV):
-        pieces += [kind for layer in part.kv.steps for kind in layer]
+    """xxh3-128 of the scalars of each stream, and of the steps and minimums."""
+    values = part.kv.codes if isinstance(part.kv, KiviKV) else to_scalars(part.kv, dtype)
+    pieces = [piece for layer in values for kind in layer for piece in np.split(kind, kind.shape[1] // group, axis=1)]
+    if isinstance(part.kv, QuantisedKV | KiviKV):
+        pieces += [kind for array in part.kv[1:] for layer in array for kind in layer]
     return [xxhash.xxh3_128_intdigest(np.ascontiguousarray(piece).data) for piece in pieces]
 
 
@@ -135,7 +137,12 @@ def with_wild_values(r: random.Random, part: Part) -> Part:
         flat = array.reshape(-1).view(np.uint8)
         places = np.array([r.randrange(flat.size) for _ in range(r.choice((0, 3, 300)))], np.int64)
         flat[places] = np.frombuffer(r.randbytes(len(places)), np.uint8)
-    return part._replace(kv=QuantisedKV(*arrays) if isinstance(part.kv, QuantisedKV) else arrays[0])
+    return part._replace(kv=like(part.kv, arrays))
+
+
+def like(kv: KV, arrays: Sequence[np.ndarray]) -> KV:
+    """The arrays as KV of the same type."""
+    return type(kv)(*arrays) if isinstance(kv, QuantisedKV | KiviKV) else arrays[0]
 
 
 class Fuzzer:
@@ -199,8 +206,10 @@ class Fuzzer:
         self.ends["recoded: read"] += 1
         if r.randrange(_SPECIFIED_OF) == 0:
             linear = None if sample.profile is None else Linear(header, sample.profile_file, self.embedding)
-            scalars = to_scalars(QuantisedKV(*values) if len(values) > 1 else values[0], header["dtype"])
-            assert np.array_equal(decode_file(new, linear).scalars, scalars), "not what the specification says"
+            kv = like(written[0].kv, values)
+            scalars = runs.to_scalars(kv) if isinstance(kv, KiviKV) else to_scalars(kv, header["dtype"])
+            specified = decode_file(new, linear).scalars.reshape(scalars.shape)
+            assert np.array_equal(specified, scalars), "not what the specification says"
             self.ends["recoded: as specified"] += 1
 
     def read_every_way(

@@ -8,7 +8,6 @@ import hashlib
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from linear_samples import ROPE as HALF_ROPE
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, kv_array, tables
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import FORMATS, KV, DType, Geometry, QuantisedKV, arrays_of, values_of
+from prolepsis.coding.cache_dtypes import FORMATS, KV, TOKEN_DTYPES, DType, Geometry, QuantisedKV, arrays_of, values_of
 from prolepsis.coding.calibration import Embedding, calibrate_linear
 from prolepsis.coding.calibration_sample import CalibrationSample
 from prolepsis.coding.linear_profile import LinearProfile
@@ -29,7 +28,7 @@ from prolepsis.coding.segment_coder import SegmentCoder
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_dtypes"
 PREDICTORS = ("marginal", "static", "linear")
-NAMES = [f"{predictor}_{dtype}" for predictor in PREDICTORS for dtype in get_args(DType)]
+NAMES = [f"{predictor}_{dtype}" for predictor in PREDICTORS for dtype in TOKEN_DTYPES]
 START, TOKENS = 240, 56  # the second segment begins behind a save, within a block
 IDS = np.arange(TOKENS, dtype=np.uint32) * 977 % 50_000  # where only their hashes are stored
 _SAVES = (START + 21, START + TOKENS)
@@ -141,7 +140,7 @@ def main() -> None:
     """Write all of them, and the digests of their values."""
     GOLDEN.mkdir(exist_ok=True)
     np.save(GOLDEN / "embedding.npy", EMBEDDING)
-    digests = {f"{p}_{dtype}": _make(p, dtype) for p in PREDICTORS for dtype in get_args(DType)}
+    digests = {f"{p}_{dtype}": _make(p, dtype) for p in PREDICTORS for dtype in TOKEN_DTYPES}
     (GOLDEN / "digests.json").write_bytes(msgspec.json.format(msgspec.json.encode(digests)) + b"\n")
 
 

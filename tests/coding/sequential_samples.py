@@ -43,6 +43,10 @@ class EchoProfile:
         layers, heads = self.geometry.layers, self.geometry.kv_heads
         return measure(np.full((layers, 2, 40, heads, 1), 0x3000, np.uint16), "fp16", None, 0)
 
+    @property
+    def minimums(self) -> None:
+        """There are none."""
+
 
 class EchoPredictor:
     name = EchoProfile.predictor_name

@@ -40,7 +40,10 @@ FORMS = {
     "fp8_e5m2": Form(2, 112, 0x7C, 920, 113, 12, "universal_tables_fp8_e5m2.xz"),
     "int8": Form(0, 0, 127, 0, 0, 0, "universal_tables_int.xz"),
     "int4": Form(0, 0, 7, 0, 0, 0, "universal_tables_int.xz"),
+    "kivi4": Form(0, 0, 7, 0, 0, 0, "universal_tables_int.xz"),
 }
+INTEGERS = ("int8", "int4", "kivi4")
+BESIDE = {"int8": 1, "int4": 1, "kivi4": 2}  # streams of steps and minimums
 
 
 def float_bits(x: float) -> int:
@@ -84,12 +87,11 @@ def predictions(header: dict, means: list, layer: int, kind: int, head: int, pos
 
 
 class Profile(NamedTuple):
-    """Means and scales [layers][2][kv_heads][channels]; of the steps, with one channel."""
+    """Means and scales [layers][2][kv_heads][channels]; those of the steps, and of the minimums."""
 
     means: list
     scales: list
-    step_means: list
-    step_scales: list
+    beside: list[tuple[list, list]]
     frequencies: list
 
 
@@ -114,10 +116,11 @@ def profile(header: dict, packed: bytes) -> Profile:
         return np.zeros(shape).tolist(), np.repeat(take(heads)[..., None], channels, axis=-1).tolist()
 
     own = means_and_scales(header["head_dim"])
-    steps = means_and_scales(1) if header["dtype"] in ("int8", "int4") else ([], [])
+    channels = header["head_dim"] if header["dtype"] == "kivi4" else 1
+    beside = [means_and_scales(channels) for _ in range(BESIDE.get(header["dtype"], 0))]
     frequencies = take([72, 128]).tolist() if flags & 2 else universal(header["dtype"])
     assert planes == b""
-    return Profile(*own, *steps, frequencies)
+    return Profile(*own, beside, frequencies)
 
 
 def near_bins(m: int) -> list[tuple[int, int]]:
@@ -139,7 +142,7 @@ def context_and_centre(prediction: float, s: int, dtype: str) -> tuple[int, int,
     """(context, centre, whether near, neg) of one scalar."""
     form = FORMS[dtype]
     p, negative = float_bits(prediction) & 0x7FFFFFFF, float_bits(prediction) >> 31
-    if dtype in ("int8", "int4"):
+    if dtype in INTEGERS:
         return of_integer(abs(prediction), s, form.c, negative)
     h = p >> 20
     if h - s < 12 and s >= form.n:
@@ -162,9 +165,9 @@ def plain_values(data: bytes, n: int, dtype: str) -> list[int]:
     """Values that follow as they are."""
     if dtype in ("bf16", "fp16"):
         return list(struct.unpack(f"<{n}H", data))
-    if dtype == "int4":
+    if dtype in ("int4", "kivi4"):
         data = bytes(nibble for byte in data for nibble in (byte & 15, byte >> 4))
-    sign = 0x8 if dtype == "int4" else 0x80
+    sign = 0x8 if dtype in ("int4", "kivi4") else 0x80
     assert len(data) == n
     return [(value & sign - 1) | (0x8000 if value & sign else 0) for value in data]
 
@@ -280,27 +283,36 @@ def records(data: bytes, header: dict, streams: int) -> list[tuple[int, int, lis
 
 
 def guesses_of(
-    prediction: list[float], codes: list[int], step: np.float16 | None = None, moved: int = 0
+    prediction: list[float],
+    codes: list[int],
+    step: np.float16 | None = None,
+    moved: int = 0,
+    minimum: np.float16 | None = None,
 ) -> list[tuple[float, int]]:
-    """Prediction and S of the channels of a token's head. moved: what the predictor adds to scale codes."""
+    """Prediction and S of the values that share a step. moved: what the predictor adds to scale codes."""
     if step is not None:
         useful = np.isfinite(step) and step != 0
         divisor = f32(step) if useful else f32(np.inf)
         moved += 1016 - ((float_bits(abs(float(step))) + 2**19) >> 20) if useful else 0
         with np.errstate(over="ignore"):
-            prediction = [min(max(f32(mean) / divisor, f32(-512)), f32(512)) for mean in prediction]
+            if minimum is not None:
+                low = f32(minimum) if np.isfinite(minimum) else f32(0)
+                prediction = [(f32(mean) - low) / divisor - f32(8) for mean in prediction]
+            else:
+                prediction = [f32(mean) / divisor for mean in prediction]
+        prediction = [min(max(mean, f32(-512)), f32(512)) for mean in prediction]
     scales = [min(max(code + moved, 1), 2039) if code else -16384 for code in codes]
     return list(zip(prediction, scales, strict=True))
 
 
 class Steps(NamedTuple):
-    """How the steps of a layer's K or V are coded: means and scale codes [layers][2][kv_heads][1]."""
+    """How steps or minimums are coded: means and scale codes [layers][2][kv_heads][channels]."""
 
     means: list
     codes: list
 
     def read(self, data: bytes, layer: int, kind: int, count: int) -> np.ndarray:
-        """uint16 [count, kv_heads]."""
+        """uint16 [count, kv_heads * channels]."""
         one = [
             g for m, c in zip(self.means[layer][kind], self.codes[layer][kind], strict=True) for g in guesses_of(m, c)
         ]
@@ -312,7 +324,7 @@ class Static:
 
     def __init__(self, header: dict) -> None:
         self.header, self.known = header, profile(header, header["profile"])
-        self.steps = Steps(self.known.step_means, self.known.step_scales)
+        self.beside = [Steps(*one) for one in self.known.beside]
 
     def begin(self, start: int, ids: list[int]) -> None:
         self.start = start
@@ -334,12 +346,38 @@ class Static:
         ]
         return np.array(decode_stream(data, guesses, self.header["dtype"], self.known.frequencies)).reshape(shape)
 
+    def read_runs(
+        self, data: bytes, layer: int, kind: int, first: int, steps: np.ndarray, minimums: np.ndarray, shape: tuple
+    ) -> np.ndarray:
+        """A stream of kivi4, uint16 `shape` [rows, heads, runs, 32]. steps, minimums: [2, rows, kv_heads, runs]."""
+        rows, group, dim, _ = shape
+        guesses = []
+        for row in range(rows):
+            for head in range(first, first + group):
+                scales = self.known.scales[layer][kind][head]
+                tokens = [
+                    predictions(self.header, self.known.means, layer, kind, head, self.start + 32 * row + t)
+                    for t in range(32)
+                ]
+                for run in range(dim):
+                    if kind == 0:
+                        own, codes = [token[run] for token in tokens], [scales[run]] * 32
+                    else:
+                        t, at = divmod(32 * run, dim)
+                        own, codes = tokens[t][at : at + 32], scales[at : at + 32]
+                    step, low = (x[kind, row, head, run].view(np.float16) for x in (steps, minimums))
+                    guesses += guesses_of(own, codes, step, minimum=low)
+        return np.array(decode_stream(data, guesses, "kivi4", self.known.frequencies)).reshape(shape)
+
 
 class Decoded(NamedTuple):
-    """scalars: uint16 [layers, 2, tokens, kv_heads, head_dim]; steps: uint16 [layers, 2, tokens, kv_heads]."""
+    """scalars: uint16 [layers, 2, tokens, kv_heads, head_dim]; steps: uint16 [layers, 2, tokens, kv_heads]. Of kivi4,
+    [layers, 2, rows, kv_heads, runs, 32], and of the others, minimums among them, all but the last.
+    """
 
     scalars: np.ndarray
     steps: np.ndarray
+    minimums: np.ndarray
 
 
 def header_of(data: bytes) -> dict:
@@ -354,23 +392,29 @@ def decode_file(data: bytes, predictor: Any = None) -> Decoded:
     header = header_of(data)
     predictor = predictor or Static(header)
     layers, heads, dim, group = (header[k] for k in ("layers", "kv_heads", "head_dim", "heads_per_stream"))
-    has_steps = header["dtype"] in ("int8", "int4")
-    firsts = [None] * has_steps + list(range(0, heads, group))
+    kivi, beside = header["dtype"] == "kivi4", BESIDE.get(header["dtype"], 0)
+    firsts = [-1 - i for i in range(beside)] + list(range(0, heads, group))
     streams = [(k, kind, first) for k in range(layers) for kind in (0, 1) for first in firsts]
     segments = []
     for count, start, ids, lengths, at in records(data, header, len(streams)):
-        scalars = np.zeros((layers, 2, count, heads, dim), np.uint16)
-        steps = np.zeros(scalars.shape[:4], np.uint16)
+        rows, runs = (count // 32, (dim,)) if kivi else (count, ())
+        scalars = np.zeros((layers, 2, rows, heads, dim, *(32,) * kivi), np.uint16)
+        own = np.zeros((2, layers, 2, rows, heads, *runs), np.uint16)
         parts = {}
         for place, size in zip(streams, lengths, strict=True):
             parts[place], at = data[at : at + size], at + size
-        for layer, kind in [(k, kind) for k in range(layers) for kind in (0, 1) if has_steps]:
-            steps[layer, kind] = predictor.steps.read(parts.pop((layer, kind, None)), layer, kind, count)
+        for layer, kind, i in [(k, kind, i) for k in range(layers) for kind in (0, 1) for i in range(beside)]:
+            numbers = predictor.beside[i].read(parts.pop((layer, kind, -1 - i)), layer, kind, rows)
+            own[i, layer, kind] = numbers.reshape(rows, heads, *runs)
         predictor.begin(start, ids)
         for (layer, kind, first), part in parts.items():
-            own = steps[layer] if has_steps else None
-            scalars[layer, kind, :, first : first + group] = predictor.read(
-                part, layer, kind, first, own, (count, group, dim)
-            )
-        segments.append((scalars, steps))
+            last = first + group
+            if kivi:
+                shape = (rows, group, dim, 32)
+                found = predictor.read_runs(part, layer, kind, first, own[0, layer], own[1, layer], shape)
+            else:
+                steps = own[0, layer] if beside else None
+                found = predictor.read(part, layer, kind, first, steps, (count, group, dim))
+            scalars[layer, kind, :, first:last] = found
+        segments.append((scalars, *own))
     return Decoded(*(np.concatenate(parts, axis=2) for parts in zip(*segments, strict=True)))

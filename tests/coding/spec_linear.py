@@ -54,7 +54,7 @@ class Linear:
         self.tables = universal(header["dtype"])
         if header["dtype"] in ("int8", "int4"):
             static = profile(header, self.tensors["static"].tobytes())
-            self.steps = Steps(static.step_means, static.step_scales)
+            self.beside = [Steps(*one) for one in static.beside]
 
     def chain_order(self) -> tuple[list[tuple[int, int, int]], list[int | None]]:
         """((kind, head, channel) of each channel, first turned pair of each group)."""

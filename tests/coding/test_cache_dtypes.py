@@ -1,7 +1,5 @@
 """Cache dtypes: exact values, KV taken in every form, and quantised as engines do."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from prolepsis.coding.cache_dtypes import (
     FORMATS,
-    DType,
+    TOKEN_DTYPES,
     Geometry,
     QuantisedKV,
     are_scalars,
@@ -23,7 +21,7 @@ from prolepsis.coding.cache_dtypes import (
 )
 from prolepsis.errors import InputError
 
-DTYPES = get_args(DType)
+DTYPES = TOKEN_DTYPES
 FLOATS = [d for d in DTYPES if not FORMATS[d].limit]
 SHAPE = (1, 2, 3, 1, 4)
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(SHAPE)

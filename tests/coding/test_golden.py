@@ -4,6 +4,7 @@ import hashlib
 from io import BytesIO
 from pathlib import Path
 
+import golden_kivi4
 import msgspec
 import pytest
 from golden_twins import NAMES as TWINS
@@ -66,6 +67,19 @@ def test_every_dtype_and_predictor(name: str) -> None:
     assert (reader.saves, reader.metadata) == ([START + 21, START + TOKENS], b'{"golden":2}')
     assert [segment.count for segment in reader.segments] == [16, 5, 35]
     assert sum(segment.count for segment, _ in SessionStream(BytesIO(data), profile=profile)) == TOKENS
+
+
+def test_kivi4() -> None:
+    """Its values; and, which is no promise, the same bytes when they are coded again."""
+    data = golden_kivi4.FILE.read_bytes()
+    reader = SessionReader(data)
+    kv = reader.read_all()
+    assert golden_kivi4.digest(kv) == "eb1bc76b8139bbf9f612a2ee4f8d93c3042c363f0181e0062adf1840daa9e484"
+    assert (reader.saves, [segment.count for segment in reader.segments]) == ([256, 384], [128, 128])
+    assert reader.header.profile is not None
+    profile = Profile.from_bytes(reader.header.profile, reader.header.geometry)
+    assert profile.frequencies is not None
+    assert golden_kivi4.written(kv, profile) == data
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,17 +1,15 @@
 """KV as it is stored, in pieces of tokens."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 from kv_samples import realistic_kv
 
 from prolepsis.coding import kv_array
-from prolepsis.coding.cache_dtypes import DType, Geometry, QuantisedKV, arrays_of
+from prolepsis.coding.cache_dtypes import TOKEN_DTYPES, Geometry, QuantisedKV, arrays_of
 from prolepsis.errors import InputError
 
 
-@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 def test_a_cache_is_put_together_from_its_parts(dtype: str) -> None:
     kv = realistic_kv(tokens=30, dtype=dtype)
     geometry = Geometry.of(kv, dtype)

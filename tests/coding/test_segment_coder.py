@@ -1,7 +1,6 @@
 """Segments to streams and back: whatever the values, the steps, the predictions and the shapes."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from prolepsis.coding import RopeSpec
 from prolepsis.coding.cache_dtypes import (
     FORMATS,
     KV,
-    DType,
+    TOKEN_DTYPES,
     Geometry,
     QuantisedKV,
     arrays_of,
@@ -30,7 +29,7 @@ from prolepsis.coding.segment_coder import CodedStream, SegmentCoder
 from prolepsis.errors import InputError
 from prolepsis.kernels.rans import READ_AHEAD
 
-DTYPES = get_args(DType)
+DTYPES = TOKEN_DTYPES
 INTEGERS = [d for d in DTYPES if FORMATS[d].limit]
 
 

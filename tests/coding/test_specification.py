@@ -2,7 +2,6 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from spec_decoder import decode_file, header_of
 from spec_linear import Linear
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, decode, encode
-from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV
+from prolepsis.coding.cache_dtypes import KV, TOKEN_DTYPES, DType, Geometry, QuantisedKV
 from prolepsis.coding.profile import measure
 from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 
@@ -50,7 +49,7 @@ def stored(kv: KV, dtype: str) -> np.ndarray:
     return np.where(numbers >= 0, numbers, 0x8000 + (-1 - numbers)).astype(np.uint16)
 
 
-@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 @pytest.mark.parametrize("tokens", [3, 40])
 def test_other_files(dtype: str, tokens: int) -> None:
     """Per-head statistics, several streams in a layer, partly turned heads, scaled RoPE, subnormals, constants."""

@@ -157,7 +157,7 @@ def test_each_request_gets_the_tokens_it_gets_alone_from_a_cache_of_codes(
     codes: LLM, asked: list[Asked], setup: Machine
 ) -> None:
     """Blocks of 128 tokens, whose exact forms are few: prompts end in the first and answers in the second."""
-    assert_as_alone(codes, asked, replace(setup, block_size=128, budget=256, swap=None))
+    assert_as_alone(codes, asked, replace(setup, block_size=128, budget=256))
 
 
 def assert_as_alone(llm: LLM, asked: list[Asked], setup: Machine) -> None:

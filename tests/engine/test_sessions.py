@@ -121,6 +121,51 @@ def test_sessions_of_narrow_caches(tiny: Path, tmp_path: Path, dtype: str) -> No
         load_session(path, LLM(tiny))
 
 
+def test_sessions_of_kivi4(tiny: Path, tmp_path: Path) -> None:
+    """Whole blocks are saved and added to, the rest is pending; what follows is what would have followed."""
+    llm, path = LLM(tiny, kv_dtype="kivi4"), tmp_path / "s.pkv"
+    sequence = llm.runner.new_sequence(llm.encode("Less than a block"))
+    llm.runner.prefill(sequence)
+    first = save_session(path, llm, sequence)
+    assert (first.tokens, first.appended) == (0, None)
+    for length, appended in ((700, None), (750, 0), (1030, 384)):
+        grow(llm, sequence, length - len(sequence.tokens))
+        saved = save_session(path, llm, sequence)
+        assert (saved.tokens, saved.appended) == (length // 128 * 128, appended)
+        with open_session(path) as reader:
+            assert (reader.header.dtype, reader.header.block_size) == ("kivi4", 128)
+            reader.verify()
+        restored = load_session(path, llm).sequence
+        assert restored.tokens == sequence.tokens
+        assert restored.num_cached == saved.tokens
+        whole = [arrays_of(llm.kv_cache.read(each.table, 0, saved.tokens)) for each in (restored, sequence)]
+        assert all(map(np.array_equal, *whole))
+        assert continued(llm, restored, SEEDED) == continued(llm, sequence, SEEDED)
+        sequence.truncate(length)
+        restored.release()
+        llm.kv_cache.check([sequence.table])
+    sequence.release()
+    with pytest.raises(SegmentError, match="holds a kivi4 cache and this one is bf16: use --kv-dtype kivi4"):
+        load_session(path, LLM(tiny))
+
+
+def test_a_chat_over_kivi4_goes_on_as_if_it_had_never_stopped(tiny: Path, tmp_path: Path) -> None:
+    llm, path = LLM(tiny, kv_dtype="kivi4"), tmp_path / "s.pkv"
+    chat = Conversation(llm, [{"role": "system", "content": LONG}])
+    for question in ("First", "Second"):
+        ask(chat, question, SEEDED)
+        save_session(path, llm, chat.sequence, chat.messages)
+        saved = load_session(path, llm)
+        resumed = Conversation(llm, saved.messages, saved.sequence)
+        before = len(chat.sequence.tokens), list(chat.messages)
+        assert ask(resumed, "Then", GREEDY) == ask(chat, "Then", GREEDY)
+        assert resumed.sequence.tokens == chat.sequence.tokens
+        chat.sequence.truncate(before[0])
+        chat.messages[:] = before[1]
+        resumed.sequence.release()
+    chat.sequence.release()
+
+
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_cached_tokens_prove_the_restore(llm: LLM, sequence: Sequence, tmp_path: Path, params: SamplingParams) -> None:
     save_session(tmp_path / "s.pkv", llm, sequence)

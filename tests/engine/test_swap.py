@@ -12,12 +12,13 @@ import pytest
 
 import prolepsis.engine.swap as swap_module
 from prolepsis.coding import QuantisedKV, RopeSpec
-from prolepsis.coding.cache_dtypes import FORMATS, arrays_of, quantise
+from prolepsis.coding.cache_dtypes import TOKEN_DTYPES, arrays_of, quantise
 from prolepsis.engine.swap import Swapped, SwapSpace
 from prolepsis.errors import CapacityError, IntegrityError, SegmentError
 from prolepsis.kv.block_table import BlockTable
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.kv.prefix_index import PrefixIndex
+from prolepsis.kv.stored import KIVI_BLOCK
 
 LAYERS, HEADS, DIM, BLOCK, BLOCKS = 2, 2, 32, 16, 120
 ROPE = RopeSpec(theta=10_000.0, dim=DIM, style="half")
@@ -62,7 +63,7 @@ def put(space: SwapSpace, table: BlockTable) -> Swapped:
     return swapped
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 @pytest.mark.parametrize("tokens", [1, 23, 256, 700])
 @pytest.mark.parametrize("tier", ["memory", "disk"])
 def test_what_comes_back_is_what_left(dtype: str, tokens: int, tier: str) -> None:
@@ -83,6 +84,37 @@ def test_what_comes_back_is_what_left(dtype: str, tokens: int, tier: str) -> Non
         assert swapped.on_disk == (tier == "disk")
     table.release()
     cache.check([])
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(127, 0), (128, 128), (700, 640)])
+def test_whole_blocks_of_kivi4_come_back(tokens: int, kept: int) -> None:
+    """With room for the exact form of two blocks; what is left over is computed again."""
+    cache = PagedKVCache(LAYERS, HEADS, DIM, KIVI_BLOCK, 8, "kivi4", recent=6)
+    table, random = cache.new_table(), np.random.default_rng(0)
+    table.prepare_write(tokens)
+    table.append(tokens)
+    for array in (cache.k, cache.v, cache.k_steps, cache.v_steps):
+        array[...] = random.integers(0, np.iinfo(array.dtype).max, array.shape, endpoint=True)
+    before = [array.tobytes() for array in arrays_of(cache.read(table, 0, kept))]
+    with closing(SwapSpace(cache, ROPE, AMPLE, 0)) as space:
+        swapped = space.put(IDS, table)
+        table.release()
+        if kept == 0:
+            assert swapped is None
+            return
+        assert swapped is not None
+        assert (swapped.tokens, swapped.raw_bytes) == (kept, sum(map(len, before)))
+        cache.k.fill(0)
+        cache.v_steps.fill(0)
+        busy = [cache.pool.allocate() for _ in range(3)]  # of six places, three are left
+        cache.pool.settle(busy[0])
+        space.restore(swapped, table)
+        assert table.length == kept
+        assert contents(cache, table) == before
+        for block in busy:
+            cache.pool.release(block)
+    cache.check([table])
+    table.release()
 
 
 @pytest.mark.parametrize("held", [0, 1, 255, 256, 300, 512, 599, 600])

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from prolepsis.coding.cache_dtypes import FORMATS, DType
+from prolepsis.coding.cache_dtypes import FORMATS, TOKEN_DTYPES, DType
 from prolepsis.kernels import kv_contexts
 
-DTYPES = list(FORMATS)
+DTYPES = list(TOKEN_DTYPES)
 # M, E, C, N, H, K: the table in docs/format.md.
 LETTERS = {
     "bf16": (7, 0, 0x7F80, -16384, 0, 22),

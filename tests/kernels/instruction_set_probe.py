@@ -20,12 +20,12 @@ def short(directory):
     """Products with kinds of weights that differ in their parts, attention for each cache dtype, weights quantised."""
     from attention_cases import Case
 
-    from prolepsis.coding.cache_dtypes import FORMATS
+    from prolepsis.coding.cache_dtypes import TOKEN_DTYPES
     from prolepsis.quant.rounding import rounded_codes
 
     rng = np.random.default_rng(0)
     yield from products(rng, ("Q4_1", "Q8_0", "Q6_K", "F16", "Q2_K", "IQ4_XS", "INT5"))
-    for dtype in FORMATS:
+    for dtype in TOKEN_DTYPES:
         for fast in (False, True):
             yield Case.random(rng, [200, 33], [20, 1], dtype=dtype, fast=fast).run(threads=1)
         if dtype not in ("bf16", "fp16"):
@@ -98,10 +98,10 @@ def write_profiles(directory):
     everywhere. And what the twins are to code, which it takes the engine to compute."""
     from linear_samples import linear_profile
 
-    from prolepsis.coding.cache_dtypes import FORMATS
+    from prolepsis.coding.cache_dtypes import TOKEN_DTYPES
     from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 
-    for dtype in FORMATS:
+    for dtype in TOKEN_DTYPES:
         profile = linear_profile(dtype, tokens=300)
         saved = CalibratedProfile(profile, profile.geometry, profile.rope, {}, 300)
         (directory / f"{dtype}.profile").write_bytes(to_bytes(saved))
@@ -164,10 +164,10 @@ def write_files(directory, folder):
     from linear_samples import linear_kv
 
     from prolepsis.coding import SessionWriter, encode, measure
-    from prolepsis.coding.cache_dtypes import FORMATS
+    from prolepsis.coding.cache_dtypes import TOKEN_DTYPES
 
     (directory / folder).mkdir()
-    for dtype in FORMATS:
+    for dtype in TOKEN_DTYPES:
         kv = realistic_kv(layers=1, tokens=270, heads=2, dim=32, dtype=dtype, start=32)
         (directory / folder / f"static_{dtype}.pkv").write_bytes(
             encode(as_tensor(kv, dtype), dtype=dtype, rope=ROPE, start=32)

@@ -7,12 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba import njit
 
-from prolepsis.coding.cache_dtypes import FORMATS, QuantisedKV, arrays_of, from_scalars, quantise, to_float
+from prolepsis.coding.cache_dtypes import (
+    FORMATS,
+    TOKEN_DTYPES,
+    QuantisedKV,
+    arrays_of,
+    from_scalars,
+    quantise,
+    to_float,
+)
 from prolepsis.coding.past import as_attended
 from prolepsis.kernels.narrow_kv import attended, store_narrow_head, widen_keys, widen_values
 from prolepsis.kernels.rows import DTYPES
 
-NARROW = [dtype for dtype, form in FORMATS.items() if form.bits < 16]
+NARROW = [dtype for dtype in TOKEN_DTYPES if FORMATS[dtype].bits < 16]
 
 
 @njit

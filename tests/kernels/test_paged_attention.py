@@ -6,10 +6,10 @@ from attention_cases import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.coding.cache_dtypes import FORMATS, from_scalars
+from prolepsis.coding.cache_dtypes import FORMATS, TOKEN_DTYPES, from_scalars
 from prolepsis.kernels.attention_parts import PART
 
-NARROW = [dtype for dtype, form in FORMATS.items() if form.bits < 16]
+NARROW = [dtype for dtype in TOKEN_DTYPES if FORMATS[dtype].bits < 16]
 
 CONTEXTS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 143, 255, 256, 257, 384, 500, 639, 641, 700)
 

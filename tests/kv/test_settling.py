@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from prolepsis.errors import CapacityError, InputError
+from prolepsis.errors import CapacityError, InputError, IntegrityError
 from prolepsis.kv.block_table import BlockTable
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.kv.prefix_index import PrefixIndex
-from prolepsis.kv.stored import KIVI_BLOCK
+from prolepsis.kv.stored import KIVI_BLOCK, KiviKV, arrays_of
 
 TOKENS = list(range(1000))
 
@@ -107,5 +107,55 @@ def test_what_is_no_kivi4_cache_is_refused() -> None:
         PagedKVCache(1, 1, 48, 32, 1, "kivi4")
     cache = new_cache()
     assert cache.bytes_per_token == 2 * (16 + 4)
-    with pytest.raises(InputError, match="the codec does not take a kivi4 cache"):
-        cache.read(cache.new_table(), 0, 0)
+
+
+def filled(cache: PagedKVCache, tokens: int) -> BlockTable:
+    """A table of blocks that hold anything."""
+    random, table = np.random.default_rng(0), cache.new_table()
+    grow(cache, table, tokens)
+    for array in (cache.k, cache.v, cache.k_steps, cache.v_steps):
+        array[...] = random.integers(0, np.iinfo(array.dtype).max, array.shape, endpoint=True)
+    return table
+
+
+def test_what_is_read_of_whole_blocks_is_written_back() -> None:
+    """Where `kernels.kivi` says that a run lies; afterwards there is no exact form."""
+    cache = PagedKVCache(2, 3, 64, KIVI_BLOCK, 6, "kivi4")
+    table, other = filled(cache, 400), cache.new_table()
+    kv = cache.read(table, 128, 384)
+    assert isinstance(kv, KiviKV)
+    assert (kv.codes.shape, kv.steps.shape, kv.minimums.shape) == ((2, 2, 8, 3, 64, 16), *[(2, 2, 8, 3, 64)] * 2)
+    for row, channel in ((0, 5), (5, 63)):  # row 5 is the second of its block
+        block, run = table.blocks[1 + row // 4], channel * 4 + row % 4
+        assert np.array_equal(kv.codes[1, 0, row, 2, channel], cache.k[1, block, 2].reshape(-1, 16)[run])
+        assert kv.minimums[1, 0, row, 2, channel] == cache.k_steps[1, block, 2, 2 * run + 1]
+        block, run = table.blocks[1 + row // 4], (row % 4 * 32 + channel // 2) * 2 + channel % 2  # token, half
+        assert np.array_equal(kv.codes[0, 1, row, 1, channel], cache.v[0, block, 1].reshape(-1, 16)[run])
+        assert kv.steps[0, 1, row, 1, channel] == cache.v_steps[0, block, 1, 2 * run]
+    cache.copy_blocks(other.prepare_write(256))
+    other.append(256)
+    cache.write(other, 0, kv)
+    assert is_settled(other) == [True, True]
+    assert all(map(np.array_equal, cache.read(other, 0, 256), kv))
+    for array in (cache.k, cache.v, cache.k_steps, cache.v_steps):
+        assert np.array_equal(array[:, other.blocks], array[:, table.blocks[1:3]])
+    assert cache.readable(400) == 384
+    assert all(array.shape[2] == 0 for array in arrays_of(cache.read(table, 128, 128)))
+
+
+def test_less_than_a_block_is_neither_read_nor_written() -> None:
+    cache = new_cache()
+    table = filled(cache, 200)
+    kv = cache.read(table, 0, 128)
+    for first, stop in ((0, 200), (0, 127), (1, 128)):
+        with pytest.raises(InputError, match="whole blocks of 128 tokens"):
+            cache.read(table, first, stop)
+    with pytest.raises(InputError, match="whole blocks of 128 tokens"):
+        cache.write(table, 32, kv)
+    with pytest.raises(ValueError, match="KV is uint16"):
+        cache.write(table, 0, np.zeros((1, 2, 128, 1, 32), np.uint16))
+    table.settle()
+    shared = table.fork()
+    with pytest.raises(IntegrityError, match="would change 2 sequences"):
+        cache.write(table, 0, kv)
+    shared.release()

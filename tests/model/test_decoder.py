@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from decoding import DATA, HEAD_DIM, KV_HEADS, VOCAB, Session, TinyModel, kl_divergence
 
-from prolepsis.coding.cache_dtypes import FORMATS, arrays_of
+from prolepsis.coding.cache_dtypes import TOKEN_DTYPES, arrays_of
 from prolepsis.coding.target_cache import compute_kv
 from prolepsis.coding.twin_network import Target
 from prolepsis.model.gguf_file import GGUFFile
@@ -118,7 +118,7 @@ def same_kv(one, other):
     return all(map(np.array_equal, arrays_of(one), arrays_of(other)))
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 def test_caches_hold_what_the_codec_computes(mixed, dtype):
     """By the twin's pass over one pool of bf16, whatever the dtype. And what attention reads of a token is the same in
     its own pass and in every later one, so that no cut into chunks shows."""

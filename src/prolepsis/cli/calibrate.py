@@ -31,7 +31,7 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import best_kept, keep, require_store
 from prolepsis.engine.profiles import MIXED_BITS, PredictorKind, calibrate, collect, compare, kv_of_texts, mixed_bits
 from prolepsis.errors import InputError
-from prolepsis.kv.stored import dtype_named
+from prolepsis.kv.stored import token_dtype_named
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
@@ -75,7 +75,7 @@ def calibrate_(
 ) -> None:
     """Fit a profile to the KV cache that a model makes of texts, and tell what that buys."""
     kind: PredictorKind = choice(predictor, "--predictor", get_args(PredictorKind))
-    dtype = dtype_named(kv_dtype)
+    dtype = token_dtype_named(kv_dtype)
     for flag, value, least in (("--tokens", tokens, _LEAST_TOKENS), ("--window", window, 1)):
         if value < least:
             raise InputError(f"{flag} must be at least {least}, not {value}")

@@ -102,6 +102,7 @@ def save(
     report = {
         "file": str(output),
         "tokens": saved.tokens,
+        "pending_tokens": len(sequence.tokens) - saved.tokens,
         "appended_tokens": saved.appended,
         "replaced": existed and saved.appended is None,
         "predictor": saved.predictor,
@@ -116,6 +117,8 @@ def save(
         return
     added = "" if saved.appended is None else f", {saved.appended} of them added"
     added += " in place of the file that was there" if report["replaced"] else ""
+    left = report["pending_tokens"]
+    added += f" ({left} more are computed again when it is loaded)" if left else ""
     print(
         f"saved {saved.tokens} tokens to {output}{added}: {_lossy(report, cache.dtype)}"
         f"{report['raw_bytes'] / 1e6:.2f} MB as {saved.file_bytes / 1e6:.2f} MB (ratio {report['ratio']:.3f}) "
@@ -153,7 +156,7 @@ def load_(
     llm = load(
         model, max_context=max_context, kv_memory=kv_memory, kv_dtype=kv_dtype, precision=precision, threads=threads
     )
-    coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.coded_dtype)
+    coded_with = None if profile is None else load_profile(profile, llm, llm.kv_cache.dtype)
     start = time.perf_counter()
     saved = load_session(session, llm, recompute=recompute, profile=coded_with)
     restore_s = time.perf_counter() - start
@@ -313,6 +316,8 @@ def _profile_to_read_with(path: Path | None, coded: SessionReader | SessionStrea
 
 def _equals_recomputed(session: Path, llm: LLM, profile: AnyProfile | None) -> bool:
     sequence, cache = load_session(session, llm, profile=profile).sequence, llm.kv_cache
+    if sequence.num_cached == 0:
+        return True
     saved = arrays_of(cache.read(sequence.table, 0, sequence.num_cached))
     again = llm.runner.new_sequence(sequence.tokens[: sequence.num_cached])
     sequence.release()  # the cache need not have room for both

@@ -32,12 +32,12 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import PredictorKind, kind_of, read_profile
 from prolepsis.errors import InputError
 from prolepsis.kernels.team import default_threads
-from prolepsis.kv.stored import dtype_named
+from prolepsis.kv.stored import TOKEN_DTYPES, token_dtype_named
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import replace_file, require_writable
 
 _PLOTS = (".png", ".svg", ".pdf")
-_DTYPES: tuple[DType, ...] = get_args(DType)
+_DTYPES: tuple[DType, ...] = TOKEN_DTYPES
 _PREDICTORS: tuple[PredictorKind, ...] = get_args(PredictorKind)
 # What takes a few minutes: every twin on every dtype would take an hour.
 _USUAL_DTYPES: tuple[DType, ...] = ("bf16",)
@@ -104,7 +104,7 @@ def bench(
     same bytes, on one thread; "sample": a slow one that saw 4 MiB of them. --open-loop and --float also estimate the
     ideal rate of the residual model that was published with the method, a mixture of three parts; that codes nothing.
     """
-    dtypes = _chosen([dtype_named(name) for name in kv_dtype or _USUAL_DTYPES], "--kv-dtype", _DTYPES)
+    dtypes = _chosen([token_dtype_named(name) for name in kv_dtype or _USUAL_DTYPES], "--kv-dtype", _DTYPES)
     predictors = _chosen(predictor or _USUAL_PREDICTORS, "--predictor", _PREDICTORS)
     for flag, value, least in (("--tokens", tokens, 2), ("--generate", generate, 0), ("--runs", runs, 1)):
         if value < least:

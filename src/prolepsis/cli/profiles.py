@@ -41,12 +41,14 @@ def profile_to_save_with(llm: LLM, kind: PredictorKind | None, path: Path | None
     Raises:
         InputError: the file at `path` is for another model, dtype or predictor; or nothing is kept for `kind`.
     """
-    dtype = llm.kv_cache.coded_dtype
+    dtype = llm.kv_cache.dtype
     if path is not None:
         profile = load_profile(path, llm, dtype)
         if kind not in (None, kind_of(profile)):
             raise InputError(f"--profile: {path} is for {profile.predictor_name}, and --predictor asks for {kind}")
         return profile
+    if dtype == "kivi4" and kind not in (None, "static"):
+        raise InputError(f"--predictor {kind}: a kivi4 cache is coded with static only")
     kept = best_kept(llm, dtype, lambda why: note(why, "yellow"), BY_WORTH if kind is None else [kind])
     if kept is None and kind not in (None, "static"):
         raise InputError(

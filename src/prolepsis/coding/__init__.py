@@ -1,6 +1,6 @@
 """The codec: KV caches to bytes and back, bit for bit."""
 
-from prolepsis.coding.cache_dtypes import QuantisedKV
+from prolepsis.coding.cache_dtypes import KiviKV, QuantisedKV
 from prolepsis.coding.codec import decode, encode
 from prolepsis.coding.profile import Profile, measure
 from prolepsis.coding.reader import SessionReader
@@ -9,6 +9,7 @@ from prolepsis.coding.stream_reader import SessionStream
 from prolepsis.coding.writer import SessionWriter
 
 __all__ = [
+    "KiviKV",
     "Profile",
     "QuantisedKV",
     "RopeSpec",

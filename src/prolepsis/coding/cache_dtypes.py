@@ -3,23 +3,30 @@
 A *scalar* is a uint16: the sign in bit 15, a magnitude below. A float's scalar is its own bits, an fp8's with the sign
 moved up. An integer q is q, or 0x8000 | (-1 - q) where it is negative, so that a larger magnitude is
 farther from zero, whatever the dtype. Integers are multiples of a *step* (elsewhere: quantisation
-scale) that each token's head has of its own, in fp16.
+scale) that each token's head has of its own, in fp16. Codes of kivi4 are such integers, less 8, in runs that have a
+step and a minimum each (`runs`).
 """
 
 from functools import cache
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.kv.stored import DTYPES as DTYPES
 from prolepsis.kv.stored import FORMATS as FORMATS
+from prolepsis.kv.stored import KIVI_BLOCK as KIVI_BLOCK
+from prolepsis.kv.stored import KIVI_RUN as KIVI_RUN
 from prolepsis.kv.stored import KV as KV
 from prolepsis.kv.stored import STEP_BITS as STEP_BITS
+from prolepsis.kv.stored import TOKEN_DTYPES as TOKEN_DTYPES
 from prolepsis.kv.stored import CacheFormat as CacheFormat
 from prolepsis.kv.stored import DType as DType
+from prolepsis.kv.stored import KiviKV as KiviKV
 from prolepsis.kv.stored import QuantisedKV as QuantisedKV
 from prolepsis.kv.stored import arrays_of as arrays_of
+from prolepsis.kv.stored import token_count as token_count
 from prolepsis.kv.stored import values_of as values_of
 
 _NAMED: dict[str, DType] = {  # array types that say their dtype, as NumPy, torch and ml_dtypes call them
@@ -42,27 +49,38 @@ class Geometry(NamedTuple):
     @classmethod
     def of(cls, kv: KV, dtype: DType) -> "Geometry":
         """That of `kv`."""
-        layers, _, _, heads, width = values_of(kv).shape
+        layers, _, _, heads, width, *_ = values_of(kv).shape
         return cls(dtype, layers, heads, width * (2 if dtype == "int4" else 1))
 
     @property
     def steps(self) -> "Geometry | None":
-        """That of the steps, which are an fp16 cache of one channel a head; None for floats."""
-        return Geometry("fp16", self.layers, self.kv_heads, 1) if FORMATS[self.dtype].limit else None
+        """That of the steps, which are an fp16 cache of one channel a head; None for floats.
+
+        Those of kivi4 are one of head_dim channels, in which a row stands for KIVI_RUN tokens.
+        """
+        channels = self.head_dim if self.dtype == "kivi4" else 1
+        return Geometry("fp16", self.layers, self.kv_heads, channels) if FORMATS[self.dtype].limit else None
+
+    @property
+    def minimums(self) -> "Geometry | None":
+        """That of the minimums of kivi4, which is that of the steps."""
+        return self.steps if self.dtype == "kivi4" else None
 
 
 def as_stored(kv: Any, dtype: str | None) -> tuple[KV, DType]:
     """(KV as it is stored, dtype) of KV in any form.
 
     Takes uint16 (bf16, fp16) and uint8 (fp8) bit patterns with `dtype` said; NumPy float16; bfloat16, float8_e4m3fn and
-    float8_e5m2 of ml_dtypes; QuantisedKV; and tensors of torch of all these types (torch is not imported).
+    float8_e5m2 of ml_dtypes; QuantisedKV and KiviKV; and tensors of torch of all these types (torch is not imported).
 
     Raises:
         InputError: another type or shape, an unknown dtype, or a dtype that contradicts the array.
     """
-    if dtype is not None and dtype not in get_args(DType):
-        raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(get_args(DType))}")
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"KV cache dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
     dtype = None if dtype is None else str(dtype)  # no subclass of it
+    if isinstance(kv, KiviKV):
+        return _kivi(kv, dtype), "kivi4"
     stored: KV
     stored, chosen = _quantised(kv) if isinstance(kv, QuantisedKV) else _patterns(kv, cast(DType | None, dtype))
     if dtype not in (None, chosen):
@@ -87,6 +105,21 @@ def _patterns(kv: Any, dtype: DType | None) -> tuple[NDArray[Any], DType]:
     if dtype not in fitting:
         raise InputError(f"{kind} bit patterns need dtype={' or dtype='.join(map(repr, fitting))}")
     return _bits(kv), dtype
+
+
+def _kivi(kv: KiviKV, dtype: str | None) -> KiviKV:
+    if dtype not in (None, "kivi4"):
+        raise InputError(f"the KV is KiviKV, which is kivi4, but dtype={dtype!r} was asked for")
+    kinds, shapes = [_type_name(array) for array in kv], [array.shape for array in kv]
+    shape = shapes[0]
+    whole = len(shape) == 6 and shape[1] == 2 and shape[5] == KIVI_RUN // 2 and 0 not in shape[:2] + shape[3:]
+    if kinds != ["uint8", "uint16", "uint16"] or not whole or shape[4] % KIVI_RUN or shapes[1:] != [shape[:5]] * 2:
+        raise InputError(
+            f"KiviKV of {', '.join(f'{kind} {shape}' for kind, shape in zip(kinds, shapes, strict=True))}; give codes "
+            f"as uint8 (layers, 2, rows, kv_heads, head_dim, {KIVI_RUN // 2}), of whole runs, and steps and minimums "
+            "as uint16 of all dimensions but the last"
+        )
+    return KiviKV(*map(np.ascontiguousarray, kv))
 
 
 def _quantised(kv: QuantisedKV) -> tuple[QuantisedKV, DType]:
@@ -115,10 +148,11 @@ def _bits(array: Any) -> NDArray[Any]:
 
 
 def to_scalars(kv: KV, dtype: DType) -> NDArray[np.uint16]:
-    """uint16 [layers, 2, tokens, kv_heads, head_dim]."""
+    """uint16 [layers, 2, tokens, kv_heads, head_dim]. Of kivi4, `runs.to_scalars` makes them."""
+    assert not isinstance(kv, KiviKV)
     if FORMATS[dtype].bits == 16:
         return cast(NDArray[np.uint16], kv)
-    if not isinstance(kv, QuantisedKV):
+    if isinstance(kv, np.ndarray):
         wide = kv.astype(np.uint16)
         return cast(NDArray[np.uint16], (wide & 0x80) << 8 | wide & 0x7F)
     return _turn_negative(_unpacked(kv.values) if dtype == "int4" else kv.values.astype(np.int16))

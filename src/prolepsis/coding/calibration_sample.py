@@ -43,10 +43,12 @@ class CalibrationSample:
     """Segments of KV with their tokens, up to `tokens` in all. Close it, or use it as a context.
 
     Raises:
-        InputError: there is no room for the file.
+        InputError: there is no room for the file; or KV of kivi4, for which profiles are measured on what is coded.
     """
 
     def __init__(self, geometry: Geometry, rope: RopeSpec | None, tokens: int) -> None:
+        if geometry.dtype == "kivi4":
+            raise InputError("there is no calibrating for kivi4: its profiles are measured on what is coded")
         self.geometry, self.rope, self.capacity = geometry, rope, tokens
         self.segments: list[Segment] = []
         self.tokens = 0

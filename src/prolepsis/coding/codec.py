@@ -14,7 +14,7 @@ from operator import index
 from typing import Any
 
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import KV, as_stored
+from prolepsis.coding.cache_dtypes import KIVI_BLOCK, KV, as_stored
 from prolepsis.coding.header import TokenStorage
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
@@ -39,9 +39,9 @@ def encode(
 
     kv: [layers, 2 (K, V), tokens, kv_heads, head_dim], in any form that `cache_dtypes.as_stored` takes: float16,
     bfloat16 and fp8 arrays or tensors, bit patterns with their `dtype` said ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
-    QuantisedKV. rope: how K was turned; without it K is coded as V is, at a lower ratio. start: position of the first
-    token. profile: what to code with, by default one measured on `kv`; a calibrated one may need the token_ids, and
-    where it builds upon all tokens, start 0. The rest is kept for the reader.
+    QuantisedKV, KiviKV. rope: how K was turned; without it K is coded as V is, at a lower ratio. start: position of the
+    first token. profile: what to code with, by default one measured on `kv`; a calibrated one may need the token_ids,
+    and where it builds upon all tokens, start 0. The rest is kept for the reader.
 
     Raises:
         InputError: a shape, dtype or parameter that cannot be coded.
@@ -54,9 +54,10 @@ def encode(
         raise InputError(f"start must be a whole number, not {start!r}") from error
     file = BytesIO()
     tokens: TokenStorage = "none" if token_ids is None else "ids"
+    block_size = KIVI_BLOCK if name == "kivi4" else 1 if start % 16 else 16
     writer = SessionWriter(
         file, profile or measure(stored, name, rope, start), dtype=name, rope=rope, start=start, model=model,
-        numerics=numerics, block_size=1 if start % 16 else 16, tokens=tokens,
+        numerics=numerics, block_size=block_size, tokens=tokens,
     )  # fmt: skip
     writer.add(stored, token_ids)
     writer.finish(metadata)
@@ -64,7 +65,7 @@ def encode(
 
 
 def decode(data: bytes | bytearray | memoryview, *, profile: AnyProfile | None = None) -> KV:
-    """The KV that `encode` was given, every value checked: bit patterns as uint16, or uint8 of fp8; or QuantisedKV.
+    """The KV that `encode` was given, every value checked: bit patterns (uint16, uint8 of fp8), QuantisedKV or KiviKV.
 
     profile: the one it was coded with, where that is too large to be kept with the data.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.coding.cache_dtypes import KIVI_BLOCK
 from prolepsis.coding.hashes import checksum
 from prolepsis.coding.header import Front, Header
 from prolepsis.coding.profile import GRID
@@ -127,6 +128,8 @@ def _read_segment(source: Source, header: Header, number: int, position: int, li
             f"{name}: {where} is damaged: tokens {start}-{start + count - 1} with {hashes} block hashes, "
             f"where at most {room} tokens from {position} belong"
         )
+    if header.dtype == "kivi4" and count % KIVI_BLOCK:
+        raise SegmentError(f"{name}: {where} is damaged: {count} tokens of kivi4 are no whole blocks of {KIVI_BLOCK}")
     ids = count if header.tokens == "ids" else 0
     lengths = (4 * ids, 8 * hashes, INDEX_ENTRY.itemsize * header.streams)
     rest = _read(source, sum(lengths), where)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from prolepsis.coding.cache_dtypes import FORMATS, STEP_BITS, DType, Geometry
+from prolepsis.coding.cache_dtypes import FORMATS, KIVI_BLOCK, KIVI_RUN, STEP_BITS, DType, Geometry
 from prolepsis.coding.hashes import checksum
 from prolepsis.coding.profile import GRID
 from prolepsis.coding.rope import RopeSpec
@@ -57,15 +57,18 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Geometry(self.dtype, self.layers, self.kv_heads, self.head_dim)
 
     @property
-    def has_steps(self) -> bool:
-        """Whether each token's head has a step that its integers are multiplied with."""
-        return FORMATS[self.dtype].limit > 0
+    def beside(self) -> tuple[str, ...]:
+        """What streams of their own hold beside the values: the steps of integers, and the minimums of kivi4."""
+        if self.dtype == "kivi4":
+            return "steps", "minimums"
+        return ("steps",) if FORMATS[self.dtype].limit else ()
 
     @property
     def values_per_token(self) -> list[int]:
-        """Values of a token in each stream of a layer's K, or of its V: the steps first, if there are any."""
+        """Values of a token in each stream of a layer's K, or of its V: first those of what is `beside`."""
         groups = self.kv_heads // self.heads_per_stream
-        return [self.kv_heads] * self.has_steps + [self.heads_per_stream * self.head_dim] * groups
+        of_a_head = self.head_dim // KIVI_RUN if self.dtype == "kivi4" else 1
+        return [self.kv_heads * of_a_head] * len(self.beside) + [self.heads_per_stream * self.head_dim] * groups
 
     @property
     def streams(self) -> int:
@@ -75,16 +78,16 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def raw_bits(self) -> int:
         """Bits of one token's KV when it is not coded."""
-        head = self.head_dim * FORMATS[self.dtype].bits + STEP_BITS * self.has_steps
-        return self.layers * 2 * self.kv_heads * head
+        values = self.layers * 2 * self.kv_heads * self.head_dim * FORMATS[self.dtype].bits
+        return values + self.layers * 2 * STEP_BITS * sum(self.values_per_token[: len(self.beside)])
 
     def stream_name(self, stream: int) -> str:
         """Layer, K or V and heads of a stream, for messages."""
         unit, part = divmod(stream, len(self.values_per_token))
         where = f"layer {unit // 2}, {'KV'[unit % 2]}"
-        if self.has_steps and part == 0:
-            return f"{where}, steps"
-        first = (part - self.has_steps) * self.heads_per_stream
+        if part < len(self.beside):
+            return f"{where}, {self.beside[part]}"
+        first = (part - len(self.beside)) * self.heads_per_stream
         return f"{where}, heads {first}-{first + self.heads_per_stream - 1}"
 
 
@@ -163,6 +166,11 @@ def _unpack(body: bytes, minor: int) -> Header:
         raise ValueError(f"{header.kv_heads} heads cannot be cut into streams of {header.heads_per_stream}")
     if header.dtype == "int4" and header.head_dim % 2:
         raise ValueError(f"int4 packs two channels into a byte, which heads of {header.head_dim} do not fill")
+    if header.dtype == "kivi4" and (header.head_dim % KIVI_RUN or header.block_size != KIVI_BLOCK):
+        raise ValueError(
+            f"kivi4 has runs of {KIVI_RUN} channels and blocks of {KIVI_BLOCK} tokens, not heads of {header.head_dim} "
+            f"and blocks of {header.block_size}"
+        )
     if GRID % header.block_size or header.start % header.block_size:
         raise ValueError(f"block size {header.block_size} must divide {GRID}, and the start {header.start}")
     if header.rope is not None and header.rope.dim > header.head_dim:

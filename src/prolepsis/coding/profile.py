@@ -12,8 +12,8 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from prolepsis.coding import kv_array, tables
-from prolepsis.coding.cache_dtypes import KV, DType, Geometry, QuantisedKV, as_stored, quantise, to_float
+from prolepsis.coding import kv_array, runs, tables
+from prolepsis.coding.cache_dtypes import KV, DType, Geometry, KiviKV, QuantisedKV, as_stored, quantise, to_float
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.predictors.static import MARGINAL, STATIC, StaticPredictor, StaticStatistics
 from prolepsis.coding.rope import RopeSpec
@@ -28,6 +28,7 @@ PREDICTORS = (STATIC, MARGINAL)
 _SAMPLED_SEGMENTS = 16  # for means and scales; a quarter of them for the token tables
 _FEW_TOKENS = 24  # below it, statistics of single channels cost more than they save
 _FEW_VALUES = 1 << 22  # below it, the universal tables cost less than fitted ones
+_FEW_CODES = 1 << 18  # the same of kivi4, whose codes end where the tables' bell curves go on
 _LARGEST_SCALE = 2039  # of a finite float32
 _LARGEST_MEAN = (100 + 127) << 7  # bf16 bits of 2**100: turned and added, it stays finite
 _PER_CHANNEL, _OWN_TABLES = 1, 2
@@ -40,14 +41,15 @@ class Profile:
     """Means (bf16 bits) and scale codes of every channel, uint16 [layers, 2, kv_heads, head_dim], and token tables.
 
     `means` is None where all are zero and the heads' scales hold for all their channels; `frequencies` is None for
-    the universal tables. `steps`: the same of an integer dtype's steps, one channel a head. `embedded`: whether the
-    files coded with it hold it. `packed`: the bytes it was read from.
+    the universal tables. `steps`: the same of an integer dtype's steps (`Geometry.steps`); `minimums`: of those of
+    kivi4. `embedded`: whether the files coded with it hold it. `packed`: the bytes it was read from.
     """
 
     means: NDArray[np.uint16] | None
     scales: NDArray[np.uint16]
     frequencies: NDArray[np.uint16] | None
     steps: "Profile | None" = None
+    minimums: "Profile | None" = None
     predictor_name: str = STATIC
     embedded: bool = True
     packed: bytes | None = field(default=None, compare=False, repr=False)
@@ -78,7 +80,7 @@ class Profile:
 
     def _arrays(self) -> list[NDArray[np.uint16]]:
         own = [self.scales[..., 0]] if self.means is None else [self.means, self.scales]
-        return own if self.steps is None else own + self.steps._arrays()
+        return [*own, *(array for one in (self.steps, self.minimums) if one is not None for array in one._arrays())]
 
     @classmethod
     def from_bytes(cls, data: bytes, geometry: Geometry, predictor_name: str = STATIC) -> "Profile":
@@ -92,7 +94,7 @@ class Profile:
         per_channel, own_tables = bool(data[0] & _PER_CHANNEL), bool(data[0] & _OWN_TABLES)
         if per_channel and predictor_name == MARGINAL:
             raise ValueError(f"profile with statistics of single channels, which {MARGINAL} does not have")
-        geometries = [g for g in (geometry, geometry.steps) if g is not None]
+        geometries = [g for g in (geometry, geometry.steps, geometry.minimums) if g is not None]
         shapes = [shape for g in geometries for shape in _shapes(g, per_channel)]
         arrays = _unpack(data[1:], shapes + [tables.SHAPE] * own_tables)
         frequencies = arrays.pop() if own_tables else None
@@ -100,8 +102,8 @@ class Profile:
             raise ValueError("profile with token frequencies that do not sum to 4096")
         size = len(arrays) // len(geometries)
         parts = [cls(*_checked(arrays[i * size : (i + 1) * size], g), None) for i, g in enumerate(geometries)]
-        steps = parts[1] if len(parts) > 1 else None
-        return replace(parts[0], frequencies=frequencies, steps=steps, predictor_name=predictor_name, packed=data)
+        whole = _with_beside(parts)
+        return replace(whole, frequencies=frequencies, predictor_name=predictor_name, packed=data)
 
 
 class KeptOutside:
@@ -118,10 +120,21 @@ class KeptOutside:
         """That of an integer cache's steps."""
         return None if self.static is None else self.static.steps
 
+    @property
+    def minimums(self) -> None:
+        """That of the minimums of kivi4, which only static profiles are for."""
+
 
 def fingerprint(data: bytes) -> str:
     """Name of a profile: xxh3-128 of its bytes, in hex."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def _with_beside(parts: Sequence[Profile]) -> Profile:
+    """One profile of those of the values, and of the steps and of the minimums where there are any."""
+    values, steps, minimums, *_ = *parts, None, None
+    assert values is not None
+    return replace(values, steps=steps, minimums=minimums)
 
 
 def _shapes(geometry: Geometry, per_channel: bool) -> list[tuple[int, ...]]:
@@ -214,18 +227,19 @@ def measure_parts(
     with the profile; None for many. A few get one scale for each head and the universal tables.
     """
     per_channel = predictor == "static" and (tokens is None or tokens >= _FEW_TOKENS)
-    measured = [StaticStatistics(geometry, rope if predictor == "static" else None)]
-    if geometry.steps is not None:
-        measured.append(StaticStatistics(geometry.steps, None))
+    values = geometry._replace(dtype="bf16") if geometry.dtype == "kivi4" else geometry
+    measured = [StaticStatistics(values, rope if predictor == "static" else None)]
+    measured += [StaticStatistics(one, None) for one in (geometry.steps, geometry.minimums) if one is not None]
     means: list[NDArray[np.uint16] | None] = [None] * len(measured)
     if per_channel:
         _feed(parts, [one.add for one in measured])
-        means = [_bf16(one.means) for one in measured]
+        means = [_bf16(part) for part in _of_parts(geometry, [one.means for one in measured])]
     _feed(parts, [partial(one.add_errors, means=m) for one, m in zip(measured, means, strict=True)])
-    fitted = [Profile(m, _scales(one, m is not None), None) for one, m in zip(measured, means, strict=True)]
-    steps = fitted[1] if len(fitted) > 1 else None
-    profile = replace(fitted[0], steps=steps, predictor_name={"static": STATIC, "marginal": MARGINAL}[predictor])
-    if tokens is not None and tokens * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim < _FEW_VALUES:
+    errors = _of_parts(geometry, [one.deviations for one in measured], power=2)
+    fitted = [Profile(m, _scales(error, m is not None), None) for error, m in zip(errors, means, strict=True)]
+    profile = replace(_with_beside(fitted), predictor_name={"static": STATIC, "marginal": MARGINAL}[predictor])
+    few = _FEW_CODES if geometry.dtype == "kivi4" else _FEW_VALUES
+    if tokens is not None and tokens * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim < few:
         return profile
     coder = SegmentCoder(geometry, profile, rope)
     counts = sum(coder.count(segment, kv) for segment, kv in islice(parts(), 0, None, 4))
@@ -235,15 +249,24 @@ def measure_parts(
 
 
 def _feed(parts: Parts, takers: Sequence[Callable[[Segment, KV], None]]) -> None:
-    """The values of each part to the first taker, the steps to the second."""
+    """The values of each part to the first taker, the steps to the second, the minimums to the third."""
     for segment, kv in parts():
-        arrays = (kv, kv.steps[..., None]) if isinstance(kv, QuantisedKV) else (kv,)
-        for take, array in zip(takers, arrays, strict=True):
-            take(segment, array)
+        rows = segment
+        arrays: tuple[KV, ...] = (kv, kv.steps[..., None]) if isinstance(kv, QuantisedKV) else (kv,)
+        if isinstance(kv, KiviKV):
+            rows, arrays = runs.rows_of(segment), (runs.to_bf16(kv), kv.steps, kv.minimums)
+        for take, array, where in zip(takers, arrays, (segment, rows, rows), strict=False):
+            take(where, array)
 
 
-def _scales(measured: StaticStatistics, per_channel: bool) -> NDArray[np.uint16]:
-    deviations = measured.deviations
+def _of_parts(geometry: Geometry, statistics: list[NDArray[np.float64]], power: int = 1) -> list[NDArray[np.float64]]:
+    """Statistics of the values, the steps and the minimums, as they are used; their powers are averaged."""
+    if geometry.dtype != "kivi4":
+        return statistics
+    return [statistics[0], *(runs.alike_for_tokens(one**power) ** (1 / power) for one in statistics[1:])]
+
+
+def _scales(deviations: NDArray[np.float64], per_channel: bool) -> NDArray[np.uint16]:
     if not per_channel:
         deviations = np.broadcast_to(np.sqrt((deviations**2).mean(axis=-1, keepdims=True)), deviations.shape)
     return scale_codes(deviations)
@@ -259,5 +282,5 @@ def scale_codes(deviations: NDArray[np.float64]) -> NDArray[np.uint16]:
 def _bf16(values: NDArray[np.float64]) -> NDArray[np.uint16]:
     """Bits of the nearest bf16; what is larger than any sensible mean becomes 2**99."""
     bits = quantise(np.clip(values, -(2.0**99), 2.0**99).astype(np.float32), "bf16")
-    assert not isinstance(bits, QuantisedKV)
+    assert isinstance(bits, np.ndarray)
     return bits.astype(np.uint16)

@@ -19,6 +19,7 @@ UNIVERSAL_FILES: dict[DType, str] = {
     "fp8_e5m2": "universal_tables_fp8_e5m2.xz",
     "int8": "universal_tables_int.xz",
     "int4": "universal_tables_int.xz",
+    "kivi4": "universal_tables_int.xz",
 }
 
 

@@ -8,7 +8,8 @@ from prolepsis.coding.predictors import Chain, Prediction
 from prolepsis.coding.threads import for_each
 
 _ONE = 127 << 3  # the scale code of 1
-_FARTHEST = 512.0  # no integer is there
+FARTHEST = 512.0
+"""No integer is there."""
 
 
 def on_grid(prediction: Prediction | Chain, steps: NDArray[np.uint16]) -> Prediction | Chain:
@@ -18,14 +19,14 @@ def on_grid(prediction: Prediction | Chain, steps: NDArray[np.uint16]) -> Predic
     """
     if isinstance(prediction, Chain):
         return _chain_on_grid(prediction, steps[0])
-    divisors, unit_shifts = _units_of(steps)
+    divisors, unit_shifts = units_of(steps)
     means = prediction.turned_means(steps.shape[2])
     units, flat = divisors.reshape(-1, *divisors.shape[2:]), means.reshape(-1, *means.shape[2:])
 
     def divide(s: int) -> None:
         with np.errstate(over="ignore"):
             np.divide(flat[s], units[s, ..., None], out=flat[s])
-        np.clip(flat[s], -_FARTHEST, _FARTHEST, out=flat[s])
+        np.clip(flat[s], -FARTHEST, FARTHEST, out=flat[s])
 
     for_each(len(units), divide)
     shifts = unit_shifts if prediction.shifts is None else unit_shifts + prediction.shifts
@@ -34,12 +35,12 @@ def on_grid(prediction: Prediction | Chain, steps: NDArray[np.uint16]) -> Predic
 
 def _chain_on_grid(chain: Chain, steps: NDArray[np.uint16]) -> Chain:
     by_head = np.ascontiguousarray(steps.transpose(0, 2, 1)).reshape(-1, steps.shape[1])
-    divisors, shifts = _units_of(by_head)
+    divisors, shifts = units_of(by_head)
     return chain._replace(work=chain.work._replace(units=divisors, unit_shifts=shifts))
 
 
-def _units_of(steps: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """(what to divide by, what to add to scale codes)."""
+def units_of(steps: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """(what to divide by, what to add to scale codes) where values lie in steps of these, fp16 bits."""
     values = to_float(steps, "fp16")
     useful = np.isfinite(values) & (values != 0)
     codes = (np.abs(values).view(np.int32) + (1 << 19)) >> 20

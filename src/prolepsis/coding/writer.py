@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from prolepsis.coding import container, kv_array
 from prolepsis.coding.any_profile import AnyProfile, geometry_of
-from prolepsis.coding.cache_dtypes import DType, as_stored
+from prolepsis.coding.cache_dtypes import KIVI_BLOCK, DType, as_stored
 from prolepsis.coding.container import SegmentEntry
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.header import VERSION, Header, TokenStorage, header_link, pack_header
@@ -134,7 +134,7 @@ class SessionWriter:
 
         Raises:
             InputError: a type, shape or number of ids that does not fit; or ids or positions that the predictor does
-                not know.
+                not know; or of kivi4, tokens that are no whole blocks of 128.
         """
         kept = self.header
         if not isinstance(kv, np.ndarray) or kv.dtype.kind != "u":
@@ -144,6 +144,8 @@ class SessionWriter:
         if (ids is None) != (kept.tokens == "none") or (ids is not None and len(ids) != count):
             given = "no" if ids is None else str(len(ids))
             raise InputError(f"{given} token ids for {count} tokens in a file that stores {kept.tokens!r}")
+        if kept.dtype == "kivi4" and count % KIVI_BLOCK:
+            raise InputError(f"{count} tokens are no whole blocks of {KIVI_BLOCK}, which is what is kept of kivi4")
         numbers = _token_ids([] if ids is None else ids)
         first = self.position
         spans = list(grid_spans(first, count))

@@ -141,7 +141,7 @@ class LLM:
         self.runner = Runner(decoder, self._cache, eviction)
         cache_bytes = held * self._cache.bytes_per_token
         swap = None
-        if preemption == "swap" and not evicts and kv_dtype != "kivi4":
+        if preemption == "swap" and not evicts:
             swap = SwapSpace(
                 self._cache,
                 self.rope,

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.coding.cache_dtypes import KV, from_scalars, values_of
+from prolepsis.coding.cache_dtypes import KV, from_scalars, token_count
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sequence import Sequence
 
@@ -43,13 +43,13 @@ class CachedPast:
     def put(self, layer: int, start: int, scalars: NDArray[np.uint16], steps: NDArray[np.uint16] | None) -> None:
         """Cache one layer of tokens that become known. Raises CapacityError as `blocks`."""
         self.blocks(start + scalars.shape[1])
-        kv = from_scalars(scalars[None], None if steps is None else steps[None], self._cache.coded_dtype)
+        kv = from_scalars(scalars[None], None if steps is None else steps[None], self._cache.dtype)
         self._cache.write_layer(layer, self._table, start, kv)
 
     def append(self, kv: KV) -> None:
         """Cache further tokens, [layers, 2, tokens, kv_heads, head_dim]. Raises CapacityError as `blocks`."""
         start = self.known
-        stop = start + values_of(kv).shape[2]
+        stop = start + token_count(kv)
         self.blocks(stop)
         self.known = stop
         self._cache.write(self._table, start, kv)

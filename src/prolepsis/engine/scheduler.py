@@ -200,7 +200,7 @@ class Scheduler:
             if left.swapped is not None and self._swap is not None and sequence.num_cached < left.length:
                 try:
                     self._swap.restore(left.swapped, sequence.table)
-                except SegmentError:
+                except (SegmentError, CapacityError):  # the latter of places for exact blocks of kivi4
                     self.refused_swaps += 1
             lost = max(left.length - sequence.num_cached, 0)
             task.statistics.recomputed_tokens += lost
@@ -305,7 +305,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> Left:
         length, swapped = sequence.num_cached, None
-        if self._swap is not None and length > 0:
+        if self._swap is not None and self._cache.readable(length) > 0:
             swapped = self._swap.put(sequence.tokens[:length], sequence.table)
             self.refused_swaps += swapped is None
         sequence.table.release()

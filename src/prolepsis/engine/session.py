@@ -73,11 +73,13 @@ def save_session(
     one of more than 8 segments and twice those it needs (short segments cost size); or, where the file's profile was
     measured, one of more than twice the tokens that there were to measure.
 
+    Of kivi4, the tokens behind the last whole block of 128 are pending in the file: they are computed again, to the
+    same bits, when it is loaded.
+
     Raises InputError if it cannot be written, and BusyError, one of them, while another process saves to it.
     """
     _require_whole(llm)
-    cached = sequence.num_cached
-    if cached == 0:
+    if sequence.num_cached == 0:
         raise InputError(f"{os.fspath(path)}: there is nothing to save, the session has no computed token")
     if os.path.isfile(path):
         appended = _append(path, llm, sequence, messages, profile)
@@ -97,8 +99,8 @@ def write_session(
 ) -> SaveReport:
     """Write `sequence` whole to a binary file, which may be a pipe. See `save_session`."""
     _require_whole(llm)
-    cached, whole = sequence.num_cached, None
-    dtype, rope = llm.kv_cache.coded_dtype, llm.rope
+    cached, whole = llm.kv_cache.readable(sequence.num_cached), None
+    dtype, rope = llm.kv_cache.dtype, llm.rope
     if profile is None:
         whole = llm.kv_cache.read(sequence.table, 0, cached)
         profile = measure(whole, dtype, rope, 0)
@@ -113,10 +115,10 @@ def write_session(
         past=CachedPast(llm.runner, sequence),
     )
     if whole is None:
-        _add_cached(writer, llm, sequence)
+        _add_cached(writer, llm, sequence, cached)
     else:
         writer.add(whole, sequence.tokens[:cached])
-    writer.finish(_pack_metadata(sequence, messages))
+    writer.finish(_pack_metadata(sequence, cached, messages))
     return SaveReport(cached, writer.header.predictor, writer.file_bytes, None)
 
 
@@ -132,7 +134,7 @@ def _append(
     path: str | os.PathLike[str], llm: LLM, sequence: Sequence, messages: Many[Message], profile: AnyProfile | None
 ) -> SaveReport | None:
     """Add what the file at `path` lacks; None, and nothing done, where a new file is needed or better."""
-    cached = sequence.num_cached
+    cached = llm.kv_cache.readable(sequence.num_cached)
     with ExitStack() as stack:
         try:
             past = CachedPast(llm.runner, sequence)
@@ -143,31 +145,31 @@ def _append(
             return None
         try:
             _require_ours(old, llm)
-            if not _begins_with(sequence, old) or _is_better_whole(old, cached, profile):
+            if not _begins_with(sequence, cached, old) or _is_better_whole(old, cached, profile):
                 return None
             old.verify(values=False)
             if old.coder.sequential and not _has_the_same_bits(old, llm, sequence):
                 return None
         except InputError:
             return None
-        metadata, first = _pack_metadata(sequence, messages), old.stop
+        metadata, first = _pack_metadata(sequence, cached, messages), old.stop
         if first < cached:
-            _add_cached(writer, llm, sequence)
+            _add_cached(writer, llm, sequence, cached)
         if first < cached or metadata != old.metadata or old.torn is not None:
             writer.finish(metadata)
         return SaveReport(cached, writer.header.predictor, writer.file_bytes, cached - first)
 
 
-def _add_cached(writer: SessionWriter, llm: LLM, sequence: Sequence) -> None:
-    """Add what the file lacks of the cached tokens, some segments at a time: no more KV than theirs is copied."""
+def _add_cached(writer: SessionWriter, llm: LLM, sequence: Sequence, cached: int) -> None:
+    """Add what the file lacks of the first `cached` tokens, some segments at a time: only their KV is copied."""
     step = GRID * segments_at_once(writer.header)
-    while (first := writer.position) < sequence.num_cached:
-        stop = min(first - first % step + step, sequence.num_cached)
+    while (first := writer.position) < cached:
+        stop = min(first - first % step + step, cached)
         writer.add(llm.kv_cache.read(sequence.table, first, stop), sequence.tokens[first:stop])
 
 
-def _begins_with(sequence: Sequence, old: SessionReader) -> bool:
-    return old.ids is not None and old.stop <= sequence.num_cached and sequence.tokens[: old.stop] == old.ids.tolist()
+def _begins_with(sequence: Sequence, cached: int, old: SessionReader) -> bool:
+    return old.ids is not None and old.stop <= cached and sequence.tokens[: old.stop] == old.ids.tolist()
 
 
 def _has_the_same_bits(old: SessionReader, llm: LLM, sequence: Sequence) -> bool:
@@ -262,8 +264,8 @@ def _require_ours(reader: SessionReader, llm: LLM) -> None:
     )
 
 
-def _pack_metadata(sequence: Sequence, messages: Many[Message]) -> bytes:
-    pending = sequence.tokens[sequence.num_cached :]
+def _pack_metadata(sequence: Sequence, cached: int, messages: Many[Message]) -> bytes:
+    pending = sequence.tokens[cached:]
     return msgspec.json.encode(_Metadata([dict(message) for message in messages], pending))
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, cast
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionWriter, kv_array
-from prolepsis.coding.cache_dtypes import KV, Geometry
+from prolepsis.coding.cache_dtypes import KIVI_BLOCK, KV, Geometry
 from prolepsis.coding.predictors import Segment
 from prolepsis.coding.profile import grid_spans, measure_parts
 from prolepsis.errors import IntegrityError, SegmentError
@@ -22,7 +22,7 @@ _SAMPLED_SEGMENTS = 8  # that the profile is measured on; they are in memory at 
 
 @dataclass(frozen=True, eq=False)
 class Swapped:
-    """A sequence's first `tokens` tokens in a `SwapSpace`."""
+    """A sequence's first `tokens` tokens in a `SwapSpace`: all it had, or of kivi4, those in whole blocks."""
 
     tokens: int
     raw_bytes: int
@@ -82,12 +82,12 @@ class SwapSpace:
         self._kept: set[Swapped] = set()
 
     def put(self, tokens: Many[int], table: BlockTable) -> Swapped | None:
-        """Keep K and V of all tokens that `table` holds; the table stays as it is.
+        """Keep K and V of all tokens that `table` holds and that can be read; the table stays as it is.
 
-        tokens: their ids, perhaps with more behind them. Returns None, with nothing kept, where the table is empty, no
-        tier has room (`no_room`) or the disk fails (`disk_failures`).
+        tokens: their ids, perhaps with more behind them. Returns None, with nothing kept, where there is no such token,
+        no tier has room (`no_room`) or the disk fails (`disk_failures`).
         """
-        if table.length == 0:
+        if self._cache.readable(table.length) == 0:
             return None
         begin, now = time.perf_counter(), self.statistics
         try:
@@ -149,28 +149,29 @@ class SwapSpace:
 
     def _store(self, tokens: Many[int], table: BlockTable) -> Swapped:
         """Raises _NoRoomError, and OSError where the disk fails."""
-        now = self.statistics
+        now, count = self.statistics, self._cache.readable(table.length)
         spool = _Spool(self._memory - now.memory_bytes, self._disk - now.disk_bytes, self._directory)
         try:
-            raw_bytes = self._encode(cast(BinaryIO, spool), tokens, table)
-            return Swapped(table.length, raw_bytes, spool.size, spool.on_disk, spool.finish())
+            raw_bytes = self._encode(cast(BinaryIO, spool), tokens[:count], table)
+            return Swapped(count, raw_bytes, spool.size, spool.on_disk, spool.finish())
         except BaseException:
             spool.close()
             raise
 
     def _encode(self, file: BinaryIO, tokens: Many[int], table: BlockTable) -> int:
-        """Write the table's tokens to `file`, of which only `write` is used; returns their size in the cache."""
+        """Write these tokens of the table to `file`, of which only `write` is used; returns their size in the cache."""
         cache = self._cache
-        geometry = Geometry(cache.coded_dtype, cache.num_layers, cache.num_kv_heads, cache.head_dim)
-        spans = list(grid_spans(0, table.length))
+        geometry = Geometry(cache.dtype, cache.num_layers, cache.num_kv_heads, cache.head_dim)
+        spans = list(grid_spans(0, len(tokens)))
         sample = {span: self._read(table, span) for span in spans[:: -(-len(spans) // _SAMPLED_SEGMENTS)]}
-        profile = measure_parts(lambda: list(sample.items()), geometry, self._rope, tokens=table.length)
-        writer = SessionWriter(file, profile, dtype=cache.coded_dtype, rope=self._rope)
+        profile = measure_parts(lambda: list(sample.items()), geometry, self._rope, tokens=len(tokens))
+        block_size = KIVI_BLOCK if cache.dtype == "kivi4" else 16
+        writer = SessionWriter(file, profile, dtype=cache.dtype, rope=self._rope, block_size=block_size)
         for span in spans:
             kv = sample.pop(span) if span in sample else self._read(table, span)
             writer.add(kv, tokens[span.start : span.start + span.count])
         writer.finish()
-        return writer.header.raw_bits * table.length // 8
+        return writer.header.raw_bits * len(tokens) // 8
 
     def _read(self, table: BlockTable, span: Segment) -> KV:
         return self._cache.read(table, span.start, span.start + span.count)
@@ -178,10 +179,12 @@ class SwapSpace:
     def _decode(self, swapped: Swapped, table: BlockTable) -> None:
         if table.length >= swapped.tokens:
             return
-        self._cache.copy_blocks(table.prepare_write(swapped.tokens - table.length))
+        if self._cache.dtype != "kivi4":  # whose blocks need a place more each until they are written
+            self._cache.copy_blocks(table.prepare_write(swapped.tokens - table.length))
         reader = SessionReader(swapped.source, "a swapped sequence")
         for segment, values in reader.decoded(table.length):
             first = table.length
+            self._cache.copy_blocks(table.prepare_write(segment.stop - first))
             table.append(segment.stop - first)
             self._cache.write(table, first, kv_array.part(values, first - segment.start, segment.count))
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError, IntegrityError
+from prolepsis.kv import kivi_rows
 from prolepsis.kv.block_pool import BlockPool
 from prolepsis.kv.block_table import BlockTable
 from prolepsis.kv.stored import (
@@ -15,15 +16,16 @@ from prolepsis.kv.stored import (
     KIVI_RUN,
     KV,
     STEP_BITS,
-    CacheDType,
     DType,
+    KiviKV,
     QuantisedKV,
     arrays_of,
-    cache_dtype_named,
+    dtype_named,
+    token_count,
     values_of,
 )
 
-_TYPES: dict[CacheDType, type] = {"bf16": np.uint16, "fp16": np.uint16, "int8": np.int8}  # of a value; bytes otherwise
+_TYPES: dict[DType, type] = {"bf16": np.uint16, "fp16": np.uint16, "int8": np.int8}  # of a value; bytes otherwise
 
 
 class PagedKVCache:
@@ -58,7 +60,7 @@ class PagedKVCache:
         Raises InputError for an unknown dtype, a size below 1, int4 of an odd head_dim, kivi4 of other blocks than it
         has or of a head_dim that is no multiple of 32, or more bytes than the machine grants.
         """
-        self.dtype = cache_dtype_named(dtype)
+        self.dtype = dtype_named(dtype)
         shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
         if min(shape) < 1:
             raise InputError(
@@ -69,7 +71,7 @@ class PagedKVCache:
                 f"kivi4 has blocks of {KIVI_BLOCK} tokens and runs of {KIVI_RUN} channels, not blocks of {block_size} "
                 f"and heads of {head_dim}"
             )
-        bits = _bits(self.dtype)
+        bits = FORMATS[self.dtype].bits
         if head_dim * bits % 8:
             raise InputError(f"{self.dtype} packs two channels into a byte, which {head_dim} channels do not fill")
         self.num_layers = num_layers
@@ -102,7 +104,7 @@ class PagedKVCache:
 
         Raises InputError if not even one fits, and for an unknown dtype.
         """
-        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, cache_dtype_named(dtype)) * block_size
+        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, dtype_named(dtype)) * block_size
         if budget_bytes < block_bytes:
             raise InputError(
                 f"a KV cache budget of {budget_bytes} bytes holds no block; "
@@ -115,20 +117,14 @@ class PagedKVCache:
         """Bytes of a block's exact form, which kivi4 keeps of some."""
         return _token_bytes(num_layers, num_kv_heads, head_dim, "bf16") * block_size
 
-    @property
-    def coded_dtype(self) -> DType:
-        """The dtype, as the codec has it. Raises InputError for one that it does not take."""
-        if self.dtype == "kivi4":
-            raise InputError(
-                "the codec does not take a kivi4 cache, so what is in it cannot be saved or restored: "
-                "choose another kv_dtype"
-            )
-        return self.dtype
+    def readable(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens of a sequence can be read: of kivi4, those in whole blocks."""
+        return tokens - tokens % KIVI_BLOCK if self.dtype == "kivi4" else tokens
 
     @property
     def is_lossy(self) -> bool:
         """Whether K and V are rounded to less than the 16 bits in which they are computed."""
-        return _bits(self.dtype) < FORMATS["bf16"].bits
+        return FORMATS[self.dtype].bits < FORMATS["bf16"].bits
 
     @property
     def num_recent(self) -> int:
@@ -147,11 +143,14 @@ class PagedKVCache:
     def read(self, table: BlockTable, start: int, stop: int) -> KV:
         """Copy the tokens `start .. stop - 1` out.
 
-        Returns KV of `dtype`, [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous. Raises IndexError
-        outside the tokens the table holds.
+        Returns KV of `dtype`, [layers, 2 (K, V), stop - start, kv_heads, head_dim], contiguous; KiviKV of kivi4. Raises
+        IndexError outside the tokens the table holds, and InputError where these are no whole blocks of kivi4.
         """
-        _ = self.coded_dtype
         table.require_range(start, stop)
+        if self.dtype == "kivi4":
+            blocks = table.blocks[kivi_rows.blocks_between(start, stop)]
+            codes, params = ([array[:, blocks] for array in pair] for pair in self._coded)
+            return kivi_rows.to_rows(codes, params, self.head_dim)
         shape = (self.num_layers, 2, stop - start, self.num_kv_heads)
         values, steps = np.empty((*shape, self._width), self.k.dtype), np.empty(shape, np.uint16)
         for block, inside, outside in _spans(table, start, stop):
@@ -166,15 +165,29 @@ class PagedKVCache:
         """The inverse of `read`: put KV [layers, 2, tokens, kv_heads, head_dim] at the tokens from `start` on.
 
         The table must already hold those tokens (`append`), in blocks that no other sequence holds: IndexError,
-        IntegrityError otherwise, and ValueError for another shape or dtype; nothing has then been written.
+        IntegrityError otherwise, and ValueError for another shape or dtype, InputError as `read`; nothing has then been
+        written. Blocks of kivi4 have no exact form afterwards.
         """
         self._require_shape(kv, self.num_layers)
-        table.require_range(start, start + values_of(kv).shape[2])
-        self._put(slice(None), table, start, kv)
+        stop = start + token_count(kv)
+        table.require_range(start, stop)
+        if isinstance(kv, KiviKV):
+            self._put_codes(table.blocks[kivi_rows.blocks_between(start, stop)], kv)
+        else:
+            self._put(slice(None), table, start, kv)
+
+    def _put_codes(self, blocks: NDArray[np.int32], kv: KiviKV) -> None:
+        for block in blocks.tolist():
+            self._require_writable(block)
+        for kind, (codes, params) in enumerate(zip(*self._coded, strict=True)):
+            codes[:, blocks] = kivi_rows.codes_of(kv, kind).reshape(self.num_layers, len(blocks), *codes.shape[2:])
+            params[:, blocks] = kivi_rows.params_of(kv, kind)
+        for block in blocks.tolist():
+            self.pool.settle(block)
 
     def write_layer(self, layer: int, table: BlockTable, start: int, kv: KV) -> None:
         """As `write`, KV of one layer, [1, 2, tokens, kv_heads, head_dim]; the table may have room for the tokens
-        (`prepare_write`) and not hold them yet."""
+        (`prepare_write`) and not hold them yet. Not of kivi4."""
         self._require_shape(kv, 1)
         stop = start + values_of(kv).shape[2]
         if not 0 <= start <= stop <= table.capacity:
@@ -185,16 +198,19 @@ class PagedKVCache:
         values, *steps = arrays_of(kv)
         spans = list(_spans(table, start, start + values.shape[2]))
         for block, _, _ in spans:
-            if self.pool.ref_count(block) > 1:
-                raise IntegrityError(f"a write to block {block} would change {self.pool.ref_count(block)} sequences")
-            if self.pool.is_registered(block):
-                raise IntegrityError(f"a write to block {block} would change what the prefix index knows of it")
+            self._require_writable(block)
         for block, inside, outside in spans:
             self.k[layers, block, :, :, inside] = values[:, 0, outside].transpose(0, 2, 3, 1)
             self.v[layers, block, :, inside] = values[:, 1, outside].swapaxes(1, 2)
             for part in steps:
                 self.k_steps[layers, block, :, inside] = part[:, 0, outside].swapaxes(1, 2)
                 self.v_steps[layers, block, :, inside] = part[:, 1, outside].swapaxes(1, 2)
+
+    def _require_writable(self, block: int) -> None:
+        if self.pool.ref_count(block) > 1:
+            raise IntegrityError(f"a write to block {block} would change {self.pool.ref_count(block)} sequences")
+        if self.pool.is_registered(block):
+            raise IntegrityError(f"a write to block {block} would change what the prefix index knows of it")
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, (source, destination) each, in order."""
@@ -224,14 +240,21 @@ class PagedKVCache:
                 )
 
     @property
+    def _coded(self) -> tuple[tuple[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
+        """(codes, steps and minimums) of kivi4, of K and of V each."""
+        return (self.k, self.v), (self.k_steps, self.v_steps)
+
+    @property
     def _has_steps(self) -> bool:
         return self.k_steps.size > 0
 
     def _require_shape(self, kv: KV, layers: int) -> None:
-        _ = self.coded_dtype
         given, tokens = arrays_of(kv), values_of(kv).shape[2:3]
-        shape = (layers, 2, *(tokens or (-1,)), self.num_kv_heads, self._width)
+        shape: tuple[int, ...] = (layers, 2, *(tokens or (-1,)), self.num_kv_heads, self._width)
         expected = [(str(self.k.dtype), shape), ("uint16", shape[:4])][: 1 + self._has_steps]
+        if self.dtype == "kivi4":
+            shape = (*shape[:4], self.head_dim)
+            expected = [("uint8", (*shape, KIVI_RUN // 2)), *[("uint16", shape)] * 2]
         found = [(str(array.dtype), array.shape) for array in given]
         if found != expected:
             raise ValueError(f"KV is {_told(found)}, expected {_told(expected)}")
@@ -241,19 +264,15 @@ def _told(arrays: Sequence[tuple[str, tuple[int, ...]]]) -> str:
     return " with ".join(f"{dtype} {shape}" for dtype, shape in arrays)
 
 
-def _bits(dtype: CacheDType) -> int:
-    return 4 if dtype == "kivi4" else FORMATS[dtype].bits
-
-
-def _params(dtype: CacheDType, tokens: int, dim: int) -> int:
+def _params(dtype: DType, tokens: int, dim: int) -> int:
     """Numbers of `STEP_BITS` that a head's K of so many tokens has beside its values; its V has as many."""
     if dtype == "kivi4":
         return 2 * tokens * dim // KIVI_RUN
     return tokens if FORMATS[dtype].limit else 0
 
 
-def _token_bytes(layers: int, heads: int, dim: int, dtype: CacheDType) -> int:
-    return 2 * layers * heads * (dim * _bits(dtype) + _params(dtype, 1, dim) * STEP_BITS) // 8
+def _token_bytes(layers: int, heads: int, dim: int, dtype: DType) -> int:
+    return 2 * layers * heads * (dim * FORMATS[dtype].bits + _params(dtype, 1, dim) * STEP_BITS) // 8
 
 
 def _spans(table: BlockTable, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:

@@ -5,8 +5,7 @@ python benchmarks/kv_dtypes.py [MODEL] --text FILE [--contexts 512,2048] [--toke
 Perplexity and mean KL in nats from the same model with a bf16 cache, over windows of a context each, in teacher
 forcing; and for a sequence of the longest context the bytes of a token in bf16, in the cache, and coded losslessly with
 a profile measured on it. What kivi4 keeps exactly beside its codes, 128 tokens at most of each sequence, is not in
-these bytes; its codes are coded as an int4 cache and its steps and minimums as an fp16 one, which the engine itself
-does not do.
+these bytes.
 """
 
 import argparse
@@ -15,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from prolepsis import LLM
-from prolepsis.coding import QuantisedKV, encode
+from prolepsis.coding import encode
 from prolepsis.engine.perplexity import log_softmax
-from prolepsis.engine.sequence import Sequence
 from prolepsis.model.pull import DEFAULT_MODEL
 
 DTYPES = ("bf16", "fp16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4")
@@ -53,44 +50,13 @@ def compare(llms: dict[str, LLM], tokens: list[int], context: int) -> dict[str, 
     }
 
 
-def coded_bytes(llm: LLM, sequence: Sequence) -> int:
-    """Of what the cache holds of a sequence."""
-    cache, length = llm.kv_cache, sequence.num_cached
-    if cache.dtype != "kivi4":
-        return len(encode(cache.read(sequence.table, 0, length), dtype=cache.dtype, rope=llm.rope))
-    blocks = sequence.table.blocks[: length // cache.block_size]
-    layers, heads, dim = cache.num_layers, cache.num_kv_heads, cache.head_dim
-    k = cache.k[:, blocks].reshape(layers, -1, heads, dim, cache.block_size // 32, 16)
-    v = cache.v[:, blocks].reshape(layers, -1, heads, cache.block_size, dim // 32, 16)
-    # Codes in the order of positions and channels; 8 less, as an int4 has them.
-    values = np.stack([_codes(k).transpose(0, 1, 4, 2, 3), _codes(v).transpose(0, 1, 3, 2, 4)], axis=1)
-    values = values.reshape(layers, 2, -1, heads, dim)
-    pairs = (values[..., ::2] | values[..., 1::2] << 4) ^ 0x88
-    steps = np.full(values.shape[:4], np.float16(1).view(np.uint16))
-    # Of 32 tokens of a channel, and of 32 channels of a token.
-    own = np.stack([_params(x, blocks) for x in (cache.k_steps, cache.v_steps)], axis=1)
-    return len(encode(QuantisedKV(pairs, steps))) + len(encode(own.view(np.float16)))
-
-
-def _codes(runs: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[..., runs, 16] bytes to [..., runs * 32] codes."""
-    return np.concatenate([runs & 15, runs >> 4], axis=-1).reshape(*runs.shape[:-2], -1)
-
-
-def _params(steps: NDArray[np.uint16], blocks: NDArray[np.int32]) -> NDArray[np.uint16]:
-    """Steps and minimums, [layers, runs of a head, heads, 2]."""
-    own = steps[:, blocks].reshape(len(steps), len(blocks), steps.shape[2], -1, 2)
-    return np.ascontiguousarray(own.swapaxes(2, 3)).reshape(len(steps), -1, steps.shape[2], 2)
-
-
 def sizes(llm: LLM, tokens: list[int]) -> dict[str, float]:
     """Bytes of a token, and both ratios, of a sequence of these tokens."""
     cache, sequence = llm.kv_cache, llm.runner.new_sequence(tokens)
     llm.runner.prefill(sequence)
-    sequence.table.settle()
-    held = len(tokens) // cache.block_size * cache.block_size if cache.dtype == "kivi4" else len(tokens)
+    held = cache.readable(len(tokens))
     bf16 = 4 * cache.num_layers * cache.num_kv_heads * cache.head_dim
-    coded = coded_bytes(llm, sequence) / held
+    coded = len(encode(cache.read(sequence.table, 0, held), dtype=cache.dtype, rope=llm.rope)) / held
     sequence.release()
     return {
         "bf16_bytes": bf16, "cache_bytes": cache.bytes_per_token, "coded_bytes": coded,

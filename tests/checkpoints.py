@@ -9,7 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from prolepsis.quant.awq_layout import pack_awq
-from prolepsis.quant.compressed_tensors import pack_rows
+from prolepsis.quant.bit_words import WORD, pack_words
+from prolepsis.quant.compressed_tensors import words_of
 from prolepsis.quant.exl2_layout import pack_exl2
 from prolepsis.quant.gptq_layout import pack_gptq
 
@@ -167,6 +168,13 @@ def _packed(rng: np.random.Generator, method: str, rows: int, columns: int) -> t
     points = pack_rows(np.ascontiguousarray(zeros.T), bits).T
     packed = {"weight_packed": pack_rows(codes, bits), "weight_scale": scales, "weight_zero_point": points}
     return packed | {"weight_g_idx": g_idx, "weight_shape": np.array([rows, columns])}, values
+
+
+def pack_rows(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse of `compressed_tensors.unpack_rows`, as one stream of bits, of whole words."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % WORD)))
+    words = pack_words(padded.T, bits)[: words_of(codes.shape[1], bits)[0]]
+    return np.ascontiguousarray(words.T).view(np.int32)
 
 
 def _exl2(rng: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checkpoints import pack_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +95,7 @@ def test_compressed_tensors(seed, bits, zeros_type, shuffled):
     rows, columns, groups = int(rng.integers(1, 20)), 64 * int(rng.integers(1, 4)), 2
     codes, zeros = random_codes(rng, bits, rows, columns), random_codes(rng, bits, rows, groups)
     scales = rng.uniform(0, 1, (rows, groups)).astype(np.float16)
-    packed = compressed_tensors.pack_rows(codes, bits)
+    packed = pack_rows(codes, bits)
     g_idx = np.repeat(np.arange(groups, dtype=np.int32), columns // groups)
     if shuffled:
         rng.shuffle(g_idx)
@@ -102,7 +103,7 @@ def test_compressed_tensors(seed, bits, zeros_type, shuffled):
     if zeros_type is np.int8:
         points = (zeros.astype(np.int16) - (1 << bits - 1)).astype(np.int8)
     elif zeros_type is np.int32:
-        points = np.ascontiguousarray(compressed_tensors.pack_rows(np.ascontiguousarray(zeros.T), bits).T)
+        points = np.ascontiguousarray(pack_rows(np.ascontiguousarray(zeros.T), bits).T)
     matrix = compressed_tensors.packed_matrix("t", packed, bits, columns, scales, points, g_idx, columns // groups)
     for column in rng.integers(0, columns, 8).tolist():
         assert bits_of(packed[0], column * bits, bits) == codes[0, column]

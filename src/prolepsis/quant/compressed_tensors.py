@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import ModelFileError
-from prolepsis.quant.bit_words import WORD, pack_words, unpack_words
+from prolepsis.quant.bit_words import WORD, unpack_words
 from prolepsis.quant.gptq_layout import grouping
 from prolepsis.quant.grouped_matrix import GroupedMatrix, Read, Rows, Scales
 
@@ -83,13 +83,6 @@ def unpack_rows(packed: Int32, bits: int, columns: int) -> NDArray[np.uint8]:
     shifts = np.arange(WORD // bits, dtype=np.uint32) * np.uint32(bits)
     codes = words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)
     return codes.reshape(len(packed), -1)[:, :columns].astype(np.uint8)
-
-
-def pack_rows(codes: NDArray[np.uint8], bits: int) -> Int32:
-    """The inverse of `unpack_rows`, as one stream of bits; the last word of a row is filled up with zero bits."""
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % WORD)))
-    words = pack_words(padded.T, bits)[: words_of(codes.shape[1], bits)[0]]
-    return np.ascontiguousarray(words.T).view(np.int32)
 
 
 def _checked_scales(name: str, scales: Scales, rows: int) -> Scales:

@@ -24,6 +24,10 @@ def test_lossy_output_says_so(tiny: Path, text: Path) -> None:
         for budget in ("none", "h2o:100%", "h2o:25%")
     ]
     assert scored[0] == scored[1] != scored[2]
+    assert (
+        json_of(call("ppl", text, "--model", tiny, "--context", "9999", "--kv-evict", "h2o:128", "--json"))["context"]
+        < 9999
+    )
     sizes = ["--concurrency", "2", "--prompt-tokens", "150", "--new-tokens", "60", "--runs", "1"]
     assert json_of(call("bench", tiny, *sizes, "--kv-evict", "h2o:128", "--json"))["evicted_tokens"] > 0
 

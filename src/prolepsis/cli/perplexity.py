@@ -24,7 +24,8 @@ from prolepsis.cli.console import (
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.perplexity import Perplexity, compare, measure_perplexity
 from prolepsis.errors import InputError
-from prolepsis.model.pull import DEFAULT_MODEL
+from prolepsis.model.model_file import open_model
+from prolepsis.model.pull import DEFAULT_MODEL, resolve
 
 
 def ppl(
@@ -56,7 +57,7 @@ def ppl(
     def loaded(name: str) -> LLM:
         return load(
             name,
-            max_context=None if kv_evict == "none" else context,
+            max_context=None if kv_evict == "none" else _within_model(name, context),
             kv_memory=kv_memory,
             kv_dtype=kv_dtype,
             kv_evict=kv_evict,
@@ -81,6 +82,13 @@ def ppl(
         print_json(report)
     else:
         _print(report)
+
+
+def _within_model(name: str, context: int) -> int:
+    """The window, which budgets of `--kv-evict` are shares of; no more than the model was trained for."""
+    with bar(f"fetching {name}", unit="bytes") as on_download:
+        model = open_model(resolve(name, progress=on_download))
+    return min(context, model.config.max_context)
 
 
 def _compared(

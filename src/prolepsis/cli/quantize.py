@@ -9,6 +9,7 @@ from rich.table import Table
 
 from prolepsis.cli.console import JsonOption, ModelArgument, bar, choice, note, print_json, read_text
 from prolepsis.errors import InputError
+from prolepsis.model.imatrix import read_imatrix
 from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import resolve
 from prolepsis.quantize.gguf_layout import TYPES
@@ -17,7 +18,6 @@ from prolepsis.quantize.options import BITS, FORMATS, METHODS, Options
 from prolepsis.quantize.report import Report
 
 _DEFAULT_TYPE = "Q4_K"
-_FEW_TOKENS = 4096
 
 
 def quantize(
@@ -62,15 +62,29 @@ def quantize(
             "--asym, Q4_1.",
         ),
     ] = None,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(
+            help="llama.cpp's i-matrix, which says how much columns count: in place of --calibration, for rtn to a "
+            "GGUF type."
+        ),
+    ] = None,
     act_order: Annotated[
-        bool, typer.Option("--act-order/--no-act-order", help="gptq: columns that weigh most come first.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--act-order/--no-act-order", help="gptq: columns that weigh most come first. Default: --act-order."
+        ),
+    ] = None,
     symmetric: Annotated[
         bool | None,
-        typer.Option("--sym/--asym", help="Without or with zero points. Default: awq has them, the others not."),
+        typer.Option(
+            "--sym/--asym",
+            help="Without or with zero points. Default: awq has them, the others not. In GGUF for gptq and awq, where "
+            "no --type is given.",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Most pieces of text to calibrate on.")] = 128,
-    length: Annotated[int, typer.Option(help="Tokens in a piece.")] = 512,
+    length: Annotated[int, typer.Option(help="Tokens in a piece, up to 8192.")] = 512,
     seed: Annotated[int, typer.Option(help="Which pieces, where the texts have more.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an older model at OUTPUT.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what OUTPUT.part holds.")] = False,
@@ -87,7 +101,7 @@ def quantize(
         method=method,
         bits=4 if bits is None else bits,
         group=group_size,
-        symmetric=symmetric,
+        symmetric=None if gguf and type_ is None and method != "rtn" else symmetric,
         act_order=act_order,
         samples=samples,
         length=length,
@@ -96,18 +110,25 @@ def quantize(
     )
     options.check()
     texts = [read_text(path, "--calibration") for path in calibration or []]
+    importance = None if imatrix is None else read_imatrix(imatrix)
     with bar(f"fetching {model}", unit="bytes") as on_download:
         original = open_model(resolve(model, progress=on_download))
     with bar("quantising layers") as on_progress:
         try:
             report = quantise(
-                original, options, texts, output, force=force, restart=restart, progress=on_progress, note=note
+                original,
+                options,
+                texts,
+                output,
+                force=force,
+                restart=restart,
+                imatrix=importance,
+                progress=on_progress,
+                note=note,
             )
         except KeyboardInterrupt:
-            note(f"stopped; the same command goes on with the layers that are done ({output}.part)")
+            note("stopped; the same command goes on with the layers that are done")
             raise
-    if texts and report.tokens < _FEW_TOKENS:
-        note(f"{report.tokens} tokens are few to calibrate on; some 50,000 do better", "yellow")
     if json_:
         print_json(report.as_json())
     else:

@@ -26,7 +26,7 @@ from prolepsis.coding.twin_run import Workspace
 from prolepsis.errors import InputError
 from prolepsis.kernels.qmatmul import NATURAL
 from prolepsis.kernels.twin_pass import GROUPS, MADE, TARGETS, Network
-from prolepsis.quant.allocation import allocate
+from prolepsis.quant.allocation import allocate, least_bits
 from prolepsis.quant.matrices import Placed, kept, packed
 
 Floats = NDArray[np.float32]
@@ -49,9 +49,9 @@ def calibrate_mixed(
         InputError: as `calibrate_twin`; or no choice has so few bits.
     """
     what = things(target)
-    least = sum(min(thing.sizes) for thing in what) / max(1, weights_in(target))
-    if not bits >= least:
-        raise InputError(f"a twin of this model takes at least {least:.4g} bits a weight, and is to have {bits:g}")
+    least = least_bits([thing.sizes for thing in what], weights_in(target), bits)
+    if least is not None:
+        raise InputError(f"a twin of this model takes at least {least:g} bits a weight, and is to have {bits:g}")
     if all(thing.sizes[0] <= bits * thing.weights for thing in what):
         own = np.full((target.plan.layers, len(PRODUCTS)), OWN, np.uint8)
         return fit_twin(sample, TwinNetwork.mixed(target, own), MIXED, on_progress)

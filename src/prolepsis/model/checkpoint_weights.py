@@ -16,8 +16,7 @@ from prolepsis.quant.awq_layout import awq_matrix
 from prolepsis.quant.compressed_tensors import int8_matrix, packed_matrix, words_of
 from prolepsis.quant.exl2_layout import Exl2Matrix, Exl2Tensors
 from prolepsis.quant.gptq_layout import GptqTensors, gptq_matrix
-from prolepsis.quant.grouped_matrix import RowsOf
-from prolepsis.quant.matrix import Form, HeldMatrix, Matrix, Words
+from prolepsis.quant.matrix import Form, HeldMatrix, Matrix, RowsOf, Words
 
 TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 LAYER = {
@@ -135,7 +134,7 @@ class CheckpointWeights:
         whole = height or rows
         if matrix.shape != (whole, columns) and not (padded and matrix.shape[1] == columns):
             raise self._fail(module, f"has shape {matrix.shape}, expected {(whole, columns)}")
-        return RowsOf(matrix, first, rows) if padded or height else matrix
+        return RowsOf(matrix, np.arange(first, first + rows)) if padded or height else matrix
 
     def _module(self, name: str) -> tuple[str, tuple[int, int]]:
         """Module of a GGUF name; and where it is one of several in a module, its first row and the rows of all."""

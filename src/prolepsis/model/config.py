@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prolepsis.errors import ModelFileError
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.gguf_parser import NOT_A_MODEL
@@ -61,6 +64,25 @@ class RopeConfig:
     style: RopeStyle
     scaling_factor: float = 1.0
     frequency_factors: tuple[float, ...] | None = None
+
+    @property
+    def divisors(self) -> list[float]:
+        """By what the angle of each pair is divided, as `kernels.rope_table.inv_freq` takes them."""
+        return [self.scaling_factor * factor for factor in self.frequency_factors or (1.0,) * (self.dim // 2)]
+
+
+def llama3_factors(theta: float, dim: int, factor: float, low: float, high: float, context: float) -> tuple[float, ...]:
+    """By what Llama 3.1 divides each pair's frequency: short waves stay, long ones are stretched by `factor`, and
+    between them it is interpolated (`_compute_llama3_parameters` in transformers).
+
+    low, high: turns within `context`, the tokens of the original training, that long and short waves make.
+    """
+    factors = []
+    for pair in range(dim // 2):
+        turns = context * theta ** (-2 * pair / dim) / (2 * math.pi)
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return tuple(factors)
 
 
 @dataclass(frozen=True)
@@ -130,6 +152,21 @@ class ModelConfig:
             max_context=keys.integer(f"{prefix}.context_length", MAX_CONTEXT),
             tied_embeddings="output.weight" not in file.tensors,
         )
+
+
+def rows_for(name: str, config: ModelConfig, style: RopeStyle) -> NDArray[np.intp] | None:
+    """Which row of the matrix `name` (as GGUF names it) of `config` each row is where RoPE turns pairs in `style`.
+
+    None: they stay as they are, as all but those of Q and K do.
+    """
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None or style == config.rope.style:
+        return None
+    within = np.arange(config.head_dim)
+    turned = within[: config.rope.dim].copy()
+    pairs = turned.reshape(-1, 2) if style == "half" else turned.reshape(2, -1)
+    within[: config.rope.dim] = pairs.T.reshape(-1)
+    return (np.arange(heads)[:, None] * config.head_dim + within).reshape(-1)
 
 
 class Keys:

@@ -49,6 +49,11 @@ class GGUFFile:
         return GGUFFile(parts[0].path, parts[0].metadata, _tensors(parts), parts)
 
     @property
+    def files(self) -> list[Path]:
+        """Paths of all parts."""
+        return [part.path for part in self._parts]
+
+    @property
     def size(self) -> int:
         """Bytes of all parts."""
         return sum(len(part.data) for part in self._parts)

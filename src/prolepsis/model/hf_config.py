@@ -5,7 +5,6 @@ Names and defaults: `LlamaConfig` and `MistralConfig` of the `transformers` libr
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from prolepsis.model.config import (
     RopeConfig,
     checked_heads,
     checked_rope,
+    llama3_factors,
 )
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
@@ -117,19 +117,12 @@ def _rope(keys: Keys, head_dim: int) -> RopeConfig:
 
 
 def _llama3_factors(rope: Keys, theta: float, dim: int) -> tuple[float, ...]:
-    """By what Llama 3.1 divides each pair's frequency: short waves stay, long ones are stretched by `factor`, and
-    between them it is interpolated (`_compute_llama3_parameters` in transformers)."""
     factor = rope.number("factor")
     low, high = rope.number("low_freq_factor", default=1.0), rope.number("high_freq_factor", default=4.0)
     context = rope.number("original_max_position_embeddings", default=8_192.0)
     if high <= low:
         raise rope.fail(f"high_freq_factor = {high} must be more than low_freq_factor = {low}")
-    factors = []
-    for pair in range(dim // 2):
-        turns = context * theta ** (-2 * pair / dim) / (2 * math.pi)
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return tuple(factors)
+    return llama3_factors(theta, dim, factor, low, high, context)
 
 
 def require_shapes(config: ModelConfig, path: Path, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -12,7 +12,7 @@ from prolepsis.kernels.forward import DOWN, GATE_UP, QKV, Plan
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.kernels.qmatmul import ORDER, Weights
 from prolepsis.kernels.rope_table import inv_freq, rope_table
-from prolepsis.model.config import ModelConfig
+from prolepsis.model.config import ModelConfig, RopeStyle, rows_for
 from prolepsis.model.memory import require_memory
 from prolepsis.quant.matrices import NaturalFloats, Placed, packed, packed_size
 from prolepsis.quant.matrix import Matrix
@@ -20,6 +20,7 @@ from prolepsis.quant.packing import PackedMatrix
 
 # Products of a layer, in the order of `kernels.forward`: matrices that read the same input lie side by side.
 _GROUPS = (("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
+_STYLE: RopeStyle = "half"  # the only one of the kernels: both halves of the pairs are contiguous vectors
 
 
 class Source(Protocol):
@@ -60,10 +61,7 @@ def load_plan(source: Source, config: ModelConfig, max_positions: int, fast: boo
     require_memory(f"{source.path}: the model", packed_size(loader.matrices))
     weights = packed(loader.matrices)
     rope = config.rope
-    divisors = np.full(rope.dim // 2, rope.scaling_factor)
-    if rope.frequency_factors is not None:
-        divisors *= rope.frequency_factors
-    cos, sin = rope_table(np.arange(max_positions), inv_freq(rope.theta, rope.dim, divisors.tolist()))
+    cos, sin = rope_table(np.arange(max_positions), inv_freq(rope.theta, rope.dim, rope.divisors))
     return Plan(
         weights=weights,
         groups=np.array([(first, count, _order(weights, first, count)) for first, count in groups], np.int64),
@@ -121,9 +119,8 @@ class _Loader:
         out_column = 0
         for i, name in enumerate(names):
             height = rows[group][i] if group in rows else config.hidden_size
-            index, order = self.add(name, height, columns.get(group, query)), None
-            if group == QKV and i < 2 and config.rope.style == "interleaved":
-                order = _half_order(height // config.head_dim, config.head_dim, config.rope.dim)
+            index = self.add(name, height, columns.get(group, query))
+            order = rows_for(name, config, _STYLE)
             self.matrices[index] = self.matrices[index]._replace(out_column=out_column, rows=order)
             out_column += height
         return self.one_order(first, len(names))
@@ -154,13 +151,3 @@ def _same(one: NDArray[np.int32] | None, other: NDArray[np.int32] | None) -> boo
 def _order(weights: Weights, first: int, count: int) -> int:
     """The ORDER of a product: the only one there is, or the natural one."""
     return int(weights.matrices[first : first + count, ORDER].max())
-
-
-def _half_order(heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
-    """Rows that turn RoPE's neighbouring pairs (2i, 2i + 1) into pairs (i, i + dim / 2), head by head.
-
-    The engine knows one style only, in which both halves of the pairs are contiguous vectors.
-    """
-    within = np.arange(head_dim)
-    within[:rotary_dim] = np.arange(rotary_dim).reshape(-1, 2).T.reshape(-1)
-    return (np.arange(heads)[:, None] * head_dim + within).reshape(-1)

@@ -21,6 +21,19 @@ EXACT_WORK = 100_000_000
 """Up to how many comparisons the optimum is searched."""
 
 
+def least_bits(sizes: Sequence[Sequence[int]], weights: int, bits: float) -> float | None:
+    """The fewest bits a weight, in hundredths, with which `allocate` has a choice: of a budget `int(bits * weights)`.
+
+    None where `bits` are enough. sizes: in bits, as `allocate` takes them.
+    """
+    least = sum(min(each) for each in sizes)
+    if bits * weights >= least:
+        return None
+    hundredths = -(-100 * least // max(1, weights))
+    # A float just below the hundredth that it stands for may be a bit short.
+    return next(each for each in (hundredths / 100, (hundredths + 1) / 100) if int(each * weights) >= least)
+
+
 class Allocation(NamedTuple):
     """choice: for each thing, the number of its option. size, cost: of all of them.
 

@@ -10,7 +10,7 @@ from prolepsis.errors import ModelFileError
 from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.quant.half import half_scales
-from prolepsis.quant.matrix import Codes, Form, Matrix, Words
+from prolepsis.quant.matrix import Codes, Form, Words
 
 BITS = tuple(kind.bits for name, kind in KINDS.items() if name.startswith("INT"))
 Rows = NDArray[np.intp]
@@ -58,19 +58,6 @@ class GroupedMatrix:
         zeros = np.empty(scales.shape, np.uint8)
         zeros[...] = self._zeros if isinstance(self._zeros, int) else self._zeros(rows)
         return [Codes(np.ascontiguousarray(codes), scales, zeros=zeros)]
-
-
-class RowsOf:
-    """Some contiguous rows of a matrix: a part of a fused one, or one without the rows that pad it."""
-
-    def __init__(self, matrix: Matrix, first: int, count: int) -> None:
-        self.shape = (count, matrix.shape[1])
-        self.forms, self.order = matrix.forms, matrix.order
-        self._matrix, self._first = matrix, first
-
-    def read(self, rows: Rows) -> list[Codes | Words]:
-        """See `Matrix.read`."""
-        return self._matrix.read(rows + self._first)
 
 
 def require_groups(name: str, bits: int, group: int, columns: int) -> None:

@@ -75,6 +75,23 @@ class HeldMatrix:
         return [_picked(part, rows) for part in self.parts]
 
 
+class RowsOf:
+    """A matrix whose row i is row `rows[i]` of another: some of its rows, or all in another order."""
+
+    def __init__(self, matrix: Matrix, rows: NDArray[np.intp]) -> None:
+        self.shape = (len(rows), matrix.shape[1])
+        self.forms, self.order = matrix.forms, matrix.order
+        self._matrix, self._rows = matrix, rows
+
+    def read(self, rows: NDArray[np.intp]) -> list[Codes | Words]:
+        """See `Matrix.read`."""
+        return self._matrix.read(self._rows[rows])
+
+    def held(self) -> HeldMatrix:
+        """All of it in memory."""
+        return HeldMatrix(self.shape, self.forms, tuple(self._matrix.read(self._rows)), self.order)
+
+
 def whole(matrix: Matrix, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
     """The numbers of `matrix`, all or `rows`: float32 [rows, columns], columns in the order of the activations."""
     parts = matrix.read(np.arange(matrix.shape[0]) if rows is None else rows)

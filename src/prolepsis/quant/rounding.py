@@ -27,25 +27,26 @@ ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", *FACTORS)
 """Kinds that `rounded_codes` makes."""
 
 
-def rounded_codes(kind: str, values: Floats, importance: Floats | None = None) -> Codes:
+def rounded_codes(kind: str, values: Floats, importance: Floats | None = None, name: str = "a matrix") -> Codes:
     """Codes of one of `ROUNDED` for `values`, float32 [rows, columns], whole blocks of the kind.
 
-    importance: float32 [columns], not negative. Raises InputError for numbers that are not finite or too large.
+    importance: float32 [columns], not negative. name: what errors call the values. Raises InputError for numbers that
+    are not finite or too large.
     """
     rows, columns = values.shape
     if columns % KINDS[kind].group:
         raise ValueError(f"{columns} columns are not whole blocks of {kind}")
-    weights = _weights(columns, importance)
+    weights = _weights(name, columns, importance)
     step = max(1, _CHUNK // (columns * LANES)) * LANES
-    return _joined([_chunk(kind, values[start : start + step], weights) for start in range(0, rows, step)])
+    return _joined([_chunk(name, kind, values[start : start + step], weights) for start in range(0, rows, step)])
 
 
-def _weights(columns: int, importance: Floats | None) -> Floats:
+def _weights(name: str, columns: int, importance: Floats | None) -> Floats:
     """What errors count, float32 [columns]: 1 on average, nowhere 0."""
     if importance is None:
         return np.ones(columns, np.float32)
     if importance.shape != (columns,) or not (np.isfinite(importance) & (importance >= 0)).all():
-        raise InputError(f"importance must be {columns} finite numbers that are not negative")
+        raise InputError(f"{name}: importance must be {columns} finite numbers that are not negative")
     mean = importance.mean(dtype=np.float64)
     if not mean:
         return np.ones(columns, np.float32)
@@ -58,9 +59,9 @@ def _joined(chunks: list[Codes]) -> Codes:
     )
 
 
-def _chunk(kind: str, values: Floats, weights: Floats) -> Codes:
+def _chunk(name: str, kind: str, values: Floats, weights: Floats) -> Codes:
     if not (np.abs(values) < _TOO_LARGE).all():
-        raise InputError(f"weights that are not finite numbers below {_TOO_LARGE:,} cannot be quantised")
+        raise InputError(f"{name} holds numbers that are not finite or not below {_TOO_LARGE:,}, beyond {kind}")
     rows, columns = values.shape
     x = np.zeros((-(-rows // LANES) * LANES, columns), np.float32)
     x[:rows] = values

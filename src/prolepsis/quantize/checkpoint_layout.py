@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from prolepsis.errors import InputError
+from prolepsis.model.config import RopeStyle
 from prolepsis.quant.matrix import HeldMatrix, Matrix
-from prolepsis.quantize.layouts import Floats, gathered, halves, row_chunks
+from prolepsis.quantize.layouts import Floats, halves, row_chunks
 from prolepsis.quantize.names import checkpoint_name
 from prolepsis.quantize.packings import Packing
 from prolepsis.quantize.stored import Stored, write_safetensors
@@ -25,7 +27,7 @@ class CheckpointLayout:
     packing: Packing
     files: Mapping[str, str | bytes]
 
-    rope_style = "half"
+    rope_style: ClassVar[RopeStyle] = "half"
 
     def check(self, shapes: dict[str, tuple[int, int]]) -> None:
         """See `Layout`."""
@@ -48,7 +50,8 @@ class CheckpointLayout:
 
     def embedding(self, name: str, matrix: Matrix) -> Stored:
         """See `Layout`."""
-        return Stored.of(checkpoint_name(name), gathered(row_chunks(matrix), lambda rows: halves(name, rows)))
+        chunks = (halves(name, rows) for rows in row_chunks(matrix))
+        return Stored(checkpoint_name(name), "F16", matrix.shape, 2 * prod(matrix.shape), chunks)
 
     def write(self, place: Path, tensors: Sequence[Stored]) -> None:
         """See `Layout`."""

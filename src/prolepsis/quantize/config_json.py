@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from prolepsis.errors import ModelFileError
-from prolepsis.model.config import ModelConfig, RopeConfig
+from prolepsis.model.config import ModelConfig, RopeConfig, llama3_factors
 from prolepsis.model.tokenizer import Tokenizer
 
 # Factor, low and high frequency factor, original context: those of Llama 3.1 and 3.2.
@@ -53,7 +53,7 @@ def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
     if rope.frequency_factors is None:
         return None if rope.scaling_factor == 1 else {"rope_type": "linear", "factor": rope.scaling_factor}
     for factor, low, high, context in _LLAMA3:
-        expected = _llama3_factors(rope, factor, low, high, context)
+        expected = llama3_factors(rope.theta, rope.dim, factor, low, high, context)
         if np.allclose(rope.frequency_factors, expected, rtol=_CLOSE):
             return {
                 "rope_type": "llama3",
@@ -66,16 +66,6 @@ def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
         "the model's RoPE factors (rope_freqs.weight) are not those of Llama 3.1 or 3.2, and config.json has no words "
         "for others; write a GGUF file (--format gguf), or quantise the Hugging Face checkpoint"
     )
-
-
-def _llama3_factors(rope: RopeConfig, factor: float, low: float, high: float, context: int) -> list[float]:
-    """By what Llama 3.1 divides each frequency (`_compute_llama3_parameters` of `transformers`)."""
-    factors = []
-    for i in range(0, rope.dim, 2):
-        turns = context / (2 * np.pi * rope.theta ** (i / rope.dim))
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return factors
 
 
 def _one_or_all(tokenizer: Tokenizer) -> int | list[int] | None:

@@ -1,34 +1,34 @@
 """Makes a quantised model: layer by layer, on from where an earlier run was stopped, whole or not at all."""
 
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.model.config import rows_for
 from prolepsis.model.model_file import ModelFile
+from prolepsis.quant.matrix import RowsOf
 from prolepsis.quantize.checkpoint_layout import CheckpointLayout
+from prolepsis.quantize.column_importance import Importance, checked, digest
 from prolepsis.quantize.gguf_layout import GGUFLayout
 from prolepsis.quantize.layer import NORMS, shapes, tensor_name
-from prolepsis.quantize.layouts import Layout, MovedRows
+from prolepsis.quantize.layouts import Layout
 from prolepsis.quantize.mixed import Measure, choose
-from prolepsis.quantize.names import rows_for
 from prolepsis.quantize.options import Options
 from prolepsis.quantize.original import checkpoint_files, gguf_metadata
 from prolepsis.quantize.packings import AwqPacking, Exl2Packing, GptqPacking, Packing
+from prolepsis.quantize.place import Place
 from prolepsis.quantize.report import Report, entry, rows_of
 from prolepsis.quantize.samples import pieces
 from prolepsis.quantize.walk import LayerResult, Progress, embedded, walk
 from prolepsis.quantize.work import Work, work_directory
 
-_FORMAT = 1  # of the work directory; raised when its files, or what methods make, change
+_FEW_TOKENS = 4096
+_FORMAT = 2  # of the work directory; raised when its files, or what methods make, change
 
 
 def quantise(
@@ -39,58 +39,51 @@ def quantise(
     *,
     force: bool = False,
     restart: bool = False,
+    imatrix: Importance | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Quantise `original` into `output`: a directory, or a GGUF file where the options name a type of those.
 
     texts: to calibrate on. force: replace an older model at `output`. restart: do not go on with another command's
-    work. progress: called as stages of layers are done. note: told what else a user should know. What is done so far
-    lies in `output` with ".part" at the end; a run that is stopped leaves it, and the same call goes on with it.
+    work. imatrix: how much columns count, in place of texts (`model.imatrix.read_imatrix`). progress: called as stages
+    of layers are done. note: told what else a user should know. What is done so far lies in `output` with ".part" at
+    the end; a run that is stopped leaves it, and the same call goes on with it.
 
     Raises InputError for options, texts or places that cannot be used, ModelFileError for weights that cannot be.
     """
     start = time.perf_counter()
     options.check()
-    _check_output(output, original.path, force)
-    layout = _layout(original, options)
+    place = Place(output, original, options.gguf_type is not None, force)
+    place.check()
+    options.check_model(original.config)
+    importance = checked(imatrix, original.config, options, bool(texts))
+    layout = _layout(original, options, importance)
     layout.check(shapes(original.config))
     tokens = _tokens(original, options, texts)
+    if tokens is not None and tokens.size < _FEW_TOKENS:
+        note(f"{tokens.size} tokens are few to calibrate on; some 50,000 do better")
     manifest = {
         "format": _FORMAT,
         "model": original.fingerprint(),
-        "calibration": None if tokens is None else xxhash.xxh3_128_hexdigest(tokens.astype("<i8").tobytes()),
-        **asdict(options),
+        "calibration": None if tokens is None else [*tokens.shape, digest(tokens.astype("<i8"))],
+        "imatrix": [[name, digest(values.astype("<f4"))] for name, values in sorted(importance.items())],
+        **options.settings(),
     }
-    work_path = output.with_name(output.name + ".part")
-    with work_directory(work_path, manifest, restart) as work:
-        _do_layers(original, options, layout, tokens, work, progress, note)
-        entries = _finish(original, layout, work, output)
-        nbytes = _put_in_place(work.path / "model", output)
-    shutil.rmtree(work_path, ignore_errors=True)
+    with work_directory(place.work, manifest, restart) as work:
+        _do_layers(original, options, layout, tokens, importance, work, progress, note)
+        entries = _finish(original, layout, work)
+        nbytes = place.take(work.made)
+        work.remove()
     rows, layers = rows_of(entries)
     seconds = time.perf_counter() - start
     return Report(str(output), nbytes, seconds, 0 if tokens is None else tokens.size, rows, layers)
 
 
-def _check_output(output: Path, source: Path, force: bool) -> None:
-    if not output.parent.is_dir():
-        raise InputError(f"-o {output}: there is no directory {output.parent}")
-    if not os.access(output.parent, os.W_OK):
-        raise InputError(f"-o {output}: the directory {output.parent} is write-protected")
-    if not os.path.lexists(output):
-        return
-    if source.exists() and output.exists() and os.path.samefile(source, output):
-        raise InputError(f"-o {output} is the model that is quantised; give another place")
-    if not force:
-        raise InputError(f"-o {output} exists; give another place, or --force to replace it")
-    if output.is_dir() and any(output.iterdir()) and not (output / "config.json").exists():
-        raise InputError(f"-o {output} is a directory that holds no model, and will not be replaced")
-
-
-def _layout(original: ModelFile, options: Options) -> Layout:
+def _layout(original: ModelFile, options: Options, importance: Importance) -> Layout:
     if options.gguf_type is not None:
-        return GGUFLayout(options.gguf_type, gguf_metadata(original), original.config.rope.frequency_factors)
+        factors = original.config.rope.frequency_factors
+        return GGUFLayout(options.gguf_type, gguf_metadata(original), factors, importance)
     return CheckpointLayout(_packing(original, options), checkpoint_files(original))
 
 
@@ -101,14 +94,14 @@ def _packing(original: ModelFile, options: Options) -> Packing:
     group = options.fitting_group(original.config)
     if options.method == "awq" and options.bits == 4:
         return AwqPacking(group)
-    ordered = options.act_order and options.method == "gptq"
-    return GptqPacking(int(options.bits), group, options.is_symmetric, ordered)
+    return GptqPacking(int(options.bits), group, options.is_symmetric, options.is_ordered)
 
 
 def _tokens(original: ModelFile, options: Options, texts: Sequence[str]) -> NDArray[np.int64] | None:
     """Calibration tokens, int64 [pieces, length]."""
     if texts and not options.uses_texts:
-        raise InputError(f"--calibration: --method {options.method} does not look at texts; leave it out")
+        type_name = "" if options.gguf_type is None else f" to {options.gguf_type}"
+        raise InputError(f"--calibration: --method {options.method}{type_name} does not look at texts; leave it out")
     if not texts and not options.needs_texts:
         return None
     if not texts:
@@ -125,6 +118,7 @@ def _do_layers(
     options: Options,
     layout: Layout,
     tokens: NDArray[np.int64] | None,
+    importance: Importance,
     work: Work,
     progress: Progress | None,
     note: Callable[[str], None],
@@ -145,7 +139,7 @@ def _do_layers(
     hidden = None
     if tokens is not None:
         hidden = work.hidden(done) if done else embedded(original, config, tokens)
-    walker = options.walker(config, recipes)
+    walker = options.walker(config, recipes, importance)
     for result in walk(original, config, walker, hidden, done, _part_of(progress, measuring, measuring + 1)):
         _keep(original, layout, work, result)
 
@@ -183,7 +177,7 @@ def _keep(original: ModelFile, layout: Layout, work: Work, result: LayerResult) 
     tensors, entries = [], []
     for name, matrix in result.matrices.items():
         rows = rows_for(name, original.config, layout.rope_style)
-        moved = matrix if rows is None else MovedRows(matrix, rows).held()
+        moved = matrix if rows is None else RowsOf(matrix, rows).held()
         stored = layout.matrix(name, moved)
         tensors += stored
         entries.append(entry(name, matrix.shape, [form.kind for form in matrix.forms], stored))
@@ -196,7 +190,7 @@ def _keep(original: ModelFile, layout: Layout, work: Work, result: LayerResult) 
     work.keep_layer(result.layer, tensors, entries, result.hidden)
 
 
-def _finish(original: ModelFile, layout: Layout, work: Work, output: Path) -> list[dict[str, object]]:
+def _finish(original: ModelFile, layout: Layout, work: Work) -> list[dict[str, object]]:
     """Write the whole model into the work directory."""
     config = original.config
     layers, entries = work.layers(config.num_layers)
@@ -207,20 +201,7 @@ def _finish(original: ModelFile, layout: Layout, work: Work, output: Path) -> li
         around.append(stored)
         entries.append(entry(name, (config.vocab_size, config.hidden_size), [stored.dtype], [stored]))
     norm = layout.vector("output_norm.weight", original.vector("output_norm.weight", config.hidden_size))
-    place = work.path / "model"
-    if place.is_dir():
-        shutil.rmtree(place)
-    layout.write(place, [*around[:1], *layers, norm, *around[1:]])
+    if work.made.is_dir():
+        shutil.rmtree(work.made)
+    layout.write(work.made, [*around[:1], *layers, norm, *around[1:]])
     return entries
-
-
-def _put_in_place(made: Path, output: Path) -> int:
-    """Give what was made its name, in place of an older model if there is one; returns its size in bytes."""
-    files = [path for path in made.iterdir() if path.is_file()] if made.is_dir() else [made]
-    nbytes = sum(path.stat().st_size for path in files)
-    old = output.with_name(f".{output.name}.{secrets.token_hex(4)}.old")
-    if output.is_dir():
-        output.rename(old)
-    made.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
-    return nbytes

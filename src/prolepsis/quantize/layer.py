@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.errors import ModelFileError
 from prolepsis.kernels.rope_table import inv_freq, rope_table
 from prolepsis.model.config import ModelConfig
 from prolepsis.quant.matrix import Matrix, whole
@@ -63,11 +64,14 @@ class Layer:
 
     @classmethod
     def read(cls, source: Source, config: ModelConfig, index: int, hidden: Floats | None) -> "Layer":
-        """Layer `index` of `source`."""
+        """Layer `index` of `source`. Raises ModelFileError for weights that are missing or not finite."""
         weights = {
             part: whole(source.matrix(tensor_name(index, part), shape)) for part, shape in shapes(config).items()
         }
         norms = {part: source.vector(tensor_name(index, part), config.hidden_size) for part in NORMS}
+        for part, values in {**weights, **norms}.items():
+            if not np.isfinite(values).all():
+                raise ModelFileError(f"{tensor_name(index, part)} holds numbers that are not finite")
         return cls(config, index, weights, norms, hidden)
 
     def inputs(self, stage: int) -> Iterator[Floats]:
@@ -154,10 +158,7 @@ def _softmax(scores: Floats, hidden: Floats, head_dim: int) -> Floats:
 def _turned(heads: Floats, config: ModelConfig) -> Floats:
     """`heads` [sequences, length, heads, head dim] after rotary embedding of positions 0 to length - 1."""
     rope = config.rope
-    divisors = np.full(rope.dim // 2, rope.scaling_factor)
-    if rope.frequency_factors is not None:
-        divisors *= rope.frequency_factors
-    frequencies = inv_freq(rope.theta, rope.dim, divisors.tolist())
+    frequencies = inv_freq(rope.theta, rope.dim, rope.divisors)
     cos, sin = (part[:, None] for part in rope_table(np.arange(heads.shape[1]), frequencies))
     half = rope.dim // 2
     first, second = (

@@ -1,14 +1,14 @@
 """What a kind of output makes of matrices and vectors: tensors as they will stand in its files."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
+from prolepsis.model.config import RopeStyle
 from prolepsis.quant.matrix import HeldMatrix, Matrix, whole
 from prolepsis.quantize.stored import Stored
 
@@ -20,7 +20,7 @@ class Layout(Protocol):
     """A format of files. Names are canonical ones."""
 
     @property
-    def rope_style(self) -> str:
+    def rope_style(self) -> RopeStyle:
         """How Q and K rows are ordered in it: see `ModelConfig.rope`."""
         ...
 
@@ -37,25 +37,12 @@ class Layout(Protocol):
         ...
 
     def embedding(self, name: str, matrix: Matrix) -> Stored:
-        """The embedding or the head."""
+        """The embedding or the head, converted as it is written."""
         ...
 
     def write(self, place: Path, tensors: Sequence[Stored]) -> None:
         """Make the output at `place`, which does not exist."""
         ...
-
-
-@dataclass(frozen=True)
-class MovedRows:
-    """A matrix whose row i is row `rows[i]` of another."""
-
-    matrix: Matrix
-    rows: NDArray[np.intp]
-
-    def held(self) -> HeldMatrix:
-        """All of it in memory."""
-        shape = (len(self.rows), self.matrix.shape[1])
-        return HeldMatrix(shape, self.matrix.forms, tuple(self.matrix.read(self.rows)), self.matrix.order)
 
 
 def row_chunks(matrix: Matrix) -> Iterator[Floats]:
@@ -73,8 +60,3 @@ def halves(name: str, values: Floats) -> NDArray[np.float16]:
     if not np.isfinite(out).all():
         raise InputError(f"{name} holds numbers beyond float16, which these files have; write GGUF (--format gguf)")
     return out
-
-
-def gathered(chunks: Iterator[Floats], convert: Callable[[Floats], NDArray[Any]]) -> NDArray[Any]:
-    """The rows of all chunks, converted one chunk at a time."""
-    return np.concatenate([convert(chunk) for chunk in chunks])

@@ -5,19 +5,22 @@ A measuring walk (`Measure`) leaves the model as it is; `choose` takes its error
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from prolepsis.errors import InputError
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.model.config import ModelConfig
-from prolepsis.quant.allocation import Allocation, allocate
+from prolepsis.quant.allocation import Allocation, allocate, least_bits
 from prolepsis.quant.exl2_grid import ProductGrid
 from prolepsis.quant.gptq import factorised, gptq
 from prolepsis.quant.matrix import HeldMatrix, whole
 from prolepsis.quant.rtn import Span
 from prolepsis.quantize.layer import STAGES, Floats, Layer, shapes, tensor_name
 from prolepsis.quantize.methods import all_statistics, quantised_stage
+from prolepsis.quantize.names import part_of
 
 _CELL = 32
 _SCALE_BITS, _GROUP_BITS, _ORDER_BITS = 4, 48, 32  # of EXL2: for a row and group; for a group; for a column
@@ -111,13 +114,25 @@ def choose(
     config: ModelConfig, errors: Mapping[str, Sequence[float]], bits: float, recipes: Sequence[Recipe] = RECIPES
 ) -> tuple[dict[str, Recipe], Allocation]:
     """Recipes with the least sum of `errors`, by canonical name, that take `bits` a weight on average, all overhead
-    counted. Raises InputError where that is too few.
+    counted. Raises InputError where that is too few (`require_bits` says so before).
     """
     known = shapes(config)
-    sizes = [[recipe.size(*known[name.split(".")[2]]) for recipe in recipes] for name in errors]
-    weights = sum(int(np.prod(known[name.split(".")[2]])) for name in errors)
+    parts = [part_of(name) for name in errors]
+    sizes = [[recipe.size(*known[part]) for recipe in recipes] for part in parts]
+    weights = sum(prod(known[part]) for part in parts)
     found = allocate(sizes, list(errors.values()), int(bits * weights))
     return {name: recipes[option] for name, option in zip(errors, found.choice, strict=True)}, found
+
+
+def require_bits(config: ModelConfig, bits: float, recipes: Sequence[Recipe] = RECIPES) -> None:
+    """Raise InputError where the smallest recipes take more than `bits` a weight."""
+    known = shapes(config).values()
+    sizes = [[recipe.size(*shape) for recipe in recipes] for shape in known] * config.num_layers
+    least = least_bits(sizes, config.num_layers * sum(map(prod, known)), bits)
+    if least is not None:
+        raise InputError(
+            f"--bits {bits:g}: the least that --method mixed makes of this model, scales included, is {least:g}"
+        )
 
 
 def _probes(layer: Layer) -> list[Callable[[str, Floats], float]]:

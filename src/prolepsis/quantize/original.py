@@ -28,6 +28,9 @@ _COPIED = (
     "merges.txt",
 )
 
+MODEL_FILES = frozenset((*_COPIED, CONFIG, "quantize_config.json", "quant_config.json", "model.safetensors.index.json"))
+"""Names of files of a Hugging Face directory, beside those that end in ".safetensors"."""
+
 
 def checkpoint_files(model: ModelFile) -> Mapping[str, str | bytes]:
     """The files of a Hugging Face directory beside the weights, by name: float16 where those are not quantised.

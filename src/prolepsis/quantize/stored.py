@@ -1,4 +1,4 @@
-"""Tensors as they will stand in a file, and safetensors files of them, written without holding more than one.
+"""Tensors as they will stand in a file, and safetensors files of them, written chunk by chunk.
 
 Format: https://huggingface.co/docs/safetensors, a header in JSON and the tensors' bytes one after the other. The
 `safetensors` package writes files too, but needs all tensors in memory at once.
@@ -7,7 +7,7 @@ Format: https://huggingface.co/docs/safetensors, a header in JSON and the tensor
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,34 +17,40 @@ _DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int16": "I16", "
 
 
 class Stored(NamedTuple):
-    """A tensor of an output file. dtype: a name of safetensors or of GGML; data: its bytes, in C order."""
+    """A tensor of an output file. dtype: a name of safetensors or of GGML.
+
+    chunks: its bytes, `nbytes` in all, as arrays one after the other; asked for once, when everything before it is
+    written, so that a large tensor need not be in memory.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.generic]
+    nbytes: int
+    chunks: Iterable[NDArray[Any]]
 
     @staticmethod
-    def of(name: str, values: NDArray[np.generic]) -> "Stored":
+    def held(name: str, dtype: str, shape: tuple[int, ...], data: NDArray[Any]) -> "Stored":
+        """A tensor whose bytes are those of `data` in C order."""
+        return Stored(name, dtype, shape, data.nbytes, (np.ascontiguousarray(data),))
+
+    @staticmethod
+    def of(name: str, values: NDArray[Any]) -> "Stored":
         """An array under the dtype it has. Raises KeyError for one that no output has."""
-        return Stored(name, _DTYPES[values.dtype.name], values.shape, np.ascontiguousarray(values))
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.data.nbytes
+        return Stored.held(name, _DTYPES[values.dtype.name], values.shape, values)
 
 
-def write_safetensors(file: BinaryIO, tensors: Iterable[Stored], metadata: Mapping[str, str] | None = None) -> None:
-    """Write all of them. They are gone through twice: once for what they are, once for their bytes."""
-    tensors = tensors if isinstance(tensors, Sequence) else list(tensors)
+def write_safetensors(file: BinaryIO, tensors: Sequence[Stored], metadata: Mapping[str, str] | None = None) -> None:
+    """Write all of them. Raises ValueError for chunks that are not as long as they have to be."""
     header: dict[str, object] = {"__metadata__": dict(metadata or {"format": "pt"})}
     begin = 0
-    for name, dtype, shape, data in tensors:
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + data.nbytes]}
-        begin += data.nbytes
+    for name, dtype, shape, nbytes, _ in tensors:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
+        begin += nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(struct.pack("<Q", len(text)) + text)
     for tensor in tensors:
-        file.write(tensor.data.reshape(-1).view(np.uint8).data)
+        written = sum(file.write(chunk.reshape(-1).view(np.uint8).data) for chunk in tensor.chunks)
+        if written != tensor.nbytes:
+            raise ValueError(f"{tensor.name}: {written} bytes, expected {tensor.nbytes}")

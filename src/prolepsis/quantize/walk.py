@@ -74,7 +74,8 @@ def walk(
     """Quantise the layers of `source` from `start` on.
 
     hidden: what comes into layer `start`, of `embedded` or of an earlier `LayerResult`; changed in place. None: without
-    calibration, for methods that can do without. Raises InputError where hidden states stop being numbers.
+    calibration, for methods that can do without. Raises ModelFileError for weights that are missing or not finite, and
+    where hidden states stop being numbers.
     """
     stages = len(STAGES) * (config.num_layers - start)
     for index in range(start, config.num_layers):

@@ -1,30 +1,28 @@
 """The work directory of a job: what is done of it, so that the same command goes on where it was stopped.
 
-`manifest.json` says what is made of what. A file `layer-*` holds a finished layer's tensors as the output will have
-them, `hidden-N.npy` the calibration's hidden states after N layers. Each file takes its name when it is whole and on
-disk; a kill loses the layer that was being done and no more.
+`manifest.json` says what is made of what; `lock` is locked by the process at work. A file `layer-*` holds a finished
+layer's tensors as the output will have them, `hidden-N.npy` the calibration's hidden states after N layers. Each file
+takes its name when it is whole and on disk; a kill loses the layer that was being done and no more.
 """
 
 import json
+import re
 import shutil
 import struct
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
 from prolepsis.quantize.stored import Stored, write_safetensors
-from prolepsis.store import replace_file
+from prolepsis.store import BusyError, lock_file, replace_file
 
-if sys.platform != "win32":
-    import fcntl
-
-_MANIFEST = "manifest.json"
+_MANIFEST, _LOCK, _MADE = "manifest.json", "lock", "model"
+_OWN = re.compile(rf"(layer|errors)-\d{{5}}|(hidden|measured)-\d+\.npy|manifest\.json|{_LOCK}|{_MADE}|\..*\.part")
 _REPORT = "report"
 
 
@@ -80,10 +78,22 @@ class Work:
             report += json.loads(header.pop("__metadata__")[_REPORT])
             data = np.memmap(path, np.uint8, "r", begin)
             tensors += [
-                Stored(name, entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
+                Stored.held(name, entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
                 for name, entry in header.items()
             ]
         return tensors, report
+
+    @property
+    def made(self) -> Path:
+        """Where the whole output is put together."""
+        return self.path / _MADE
+
+    def remove(self) -> None:
+        """Delete it all, as the job is done. Where that fails, the next job there does it."""
+        with suppress(OSError):
+            _clear(self.path)
+            (self.path / _LOCK).unlink()
+            self.path.rmdir()
 
     def _finished(self, of: str, states: str | None) -> int:
         done = 0
@@ -111,39 +121,71 @@ def work_directory(path: Path, manifest: Mapping[str, Any], restart: bool) -> It
     """The work directory at `path`, made or gone on with; nobody else uses it meanwhile.
 
     restart: throw away what another command left there. Raises InputError for one of another manifest, one that is in
-    use, one that is none, or where it cannot be made.
+    use or damaged, one that holds something else, or where it cannot be made.
     """
-    if restart and (path / _MANIFEST).exists():
-        shutil.rmtree(path)
     try:
         path.mkdir(exist_ok=True)
     except FileNotFoundError:
         raise InputError(f"{path} cannot be made: there is no directory {path.parent}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be made: {error.strerror}") from error
-    file = path / _MANIFEST
-    if not file.exists():
-        if any(path.iterdir()):
-            raise InputError(f"{path} holds something else; move it away, or give another -o")
-        with replace_file(file) as new:
-            new.write(json.dumps(manifest, indent=1).encode())
-    with file.open("rb") as held:
-        _lock(held, path)
-        _check(path, json.load(held), manifest)
+    _require_own(path)
+    with _locked(path):
+        _require_own(path)
+        if restart:
+            _clear(path)
+        if not (path / _MANIFEST).exists():
+            with replace_file(path / _MANIFEST) as new:
+                new.write(json.dumps(manifest, indent=1).encode())
+        _check(path, manifest)
         yield Work(path)
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
-    if sys.platform != "win32":
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock is a file of its own: the manifest may be replaced."""
+    place = path / _LOCK
+    try:
+        file = place.open("ab")
+    except OSError as error:
+        raise InputError(f"{place} cannot be made: {error.strerror}") from error
+    with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"{path}: another process is at work there; wait for it, or give another -o") from error
-        except OSError:
-            pass  # some file systems have no locks; then nobody has
+            lock_file(file, place)
+        except BusyError:
+            raise InputError(f"{path}: another process is at work there; wait for it, or give another -o") from None
+        yield
 
 
-def _check(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _require_own(path: Path) -> None:
+    """Raise InputError for a directory that holds what no job leaves: it would be removed at the end."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; move it away, or give another -o")
+    names = {entry.name for entry in path.iterdir()}
+    strange = sorted(name for name in names if not _OWN.fullmatch(name))
+    if not strange and _MANIFEST not in names:
+        strange = sorted(name for name in names if name != _LOCK and not name.startswith(f".{_MANIFEST}."))
+    if strange:
+        raise InputError(f"{path} holds something else ({strange[0]}); move it away, or give another -o")
+
+
+def _clear(path: Path) -> None:
+    """Delete all but the lock; the manifest goes last, as it says that what is left is a job's."""
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == _MANIFEST):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != _LOCK:
+            entry.unlink()
+
+
+def _check(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise InputError unless the work at `path` is of the job `wanted`."""
+    try:
+        found = json.loads((path / _MANIFEST).read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path / _MANIFEST} is damaged; add --restart to throw away what is done there")
     if found == json.loads(json.dumps(wanted)):
         return
     keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]

@@ -96,7 +96,7 @@ def test_extreme_weights(kind, scale, gaussian):
 def test_what_cannot_be_quantised_is_refused(bad, gaussian):
     values = gaussian.copy()
     values[3, 7] = bad
-    with pytest.raises(InputError, match="^w holds numbers that are not finite or not below 500,000"):
+    with pytest.raises(InputError, match=r"^w holds numbers that are not finite or not below 500,000"):
         rounded_codes("Q4_0", values, name="w")
 
 

@@ -97,6 +97,7 @@ def grown(start: str, step: str) -> str:
             "rounds",
         ),
         ("{% set s = 'a' * 10**7 %}{% for i in range(9) %}{{ s }}{% endfor %}", "writes more than"),
+        ("{% for i in range(30000) %}{{ messages }}{% endfor %}", "writes 1560000 characters for this conversation"),
         ("{{ 'a' * 10**10 }}", "repeats a value"),
         ("{{ [1] * 10**10 }}", "repeats a value"),
         ("{{ 10 ** 100000 }}", "a power of more than"),

@@ -33,6 +33,9 @@ CHATML = (
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 MAX_CONVERSATION = 1 << 23
+# What a template may write: each character of a conversation some times, around each message, and by itself. To encode
+# it takes seconds for a million characters.
+MAX_REPEATS, MAX_AROUND, MAX_OWN = 4, 1 << 10, 1 << 20
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
 
 
@@ -88,7 +91,7 @@ class ChatTemplate:
             InputError: a message is not {"role": str, "content": str}, the conversation is too long, or the
                 template fails, refuses the conversation or exceeds a limit of its sandbox.
         """
-        check_messages(messages)
+        limit = MAX_REPEATS * check_messages(messages) + MAX_AROUND * len(messages) + MAX_OWN
         variables = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -99,14 +102,18 @@ class ChatTemplate:
         }
         try:
             environment, template = self._compiled
-            return environment.render_bounded(template, variables)
+            text = environment.render_bounded(template, variables)
         except Exception as error:
             # The template is a program out of the model file; whatever it raises is a fault of that file.
             raise InputError(f"chat template: {error or type(error).__name__}") from error
+        if len(text) > limit:
+            raise InputError(f"chat template: writes {len(text)} characters for this conversation, at most {limit}")
+        return text
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InputError unless every message has a string `role` and a string `content`, and nothing else."""
+def check_messages(messages: Sequence[Message]) -> int:
+    """The characters of all messages. Raises InputError unless each has a string `role` and a string `content`, and
+    nothing else, and they are not too long together."""
     total = 0
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -120,6 +127,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise InputError(f"message {index} has the unknown field {unknown[0]!r}; known are 'role' and 'content'")
     if total > MAX_CONVERSATION:
         raise InputError(f"the conversation has {total} characters, at most {MAX_CONVERSATION} are allowed")
+    return total
 
 
 def encode_chat(

@@ -125,6 +125,8 @@ def test_chats_cannot_forge_control_tokens(tmp_path):
     ("changed", "said"),
     [
         ({"model": {"type": "Unigram", "vocab": []}}, "a tokenizer of type 'Unigram'"),
+        ({"model": {"continuing_subword_prefix": "x"}}, "model.continuing_subword_prefix = 'x' is not supported"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, "model.end_of_word_suffix = '</w>' is not supported"),
         ({"decoder": {"type": "WordPiece"}}, "a decoder of WordPiece"),
         ({"decoder": None}, "a decoder of no kind"),
         ({"model": {"type": "BPE", "vocab": 3}}, "the tokenizers library cannot read it"),
@@ -138,6 +140,24 @@ def test_what_is_not_supported_is_told(changed, said, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(values | changed))
     with pytest.raises(ModelFileError, match=f"tokenizer.json: .*{said}"):
         load_tokenizer(tmp_path, 1024, {})
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("model", {"vocab": {"a": 0}, "merges": [], "unk_token": "none"}),
+        ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
+    ],
+)
+def test_text_that_the_library_fails_on_is_told(part, changed, tmp_path):
+    values = json.loads(PAIR.read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values | {part: (values[part] or {}) | changed}))
+    ours = load_tokenizer(tmp_path, 1024, {})
+    for call in (ours.encode, lambda text: ours.split_special(text, parse_special=True)):
+        with pytest.raises(
+            ModelFileError, match=r"tokenizer.json: the tokenizers library cannot encode text with it: ."
+        ):
+            call("bc")
 
 
 def test_a_missing_tokenizer_says_how_to_get_one(tmp_path):

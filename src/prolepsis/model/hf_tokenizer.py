@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,14 @@ class JsonTextModel:
         Raises:
             ModelFileError: it is not BPE, its text cannot be decoded here, or the library refuses it.
         """
-        kind = _part(values, "model").get("type", "BPE")
+        model = _part(values, "model")
+        kind = model.get("type", "BPE")
         if kind != "BPE":
             raise ModelFileError(f"{path}: a tokenizer of type {kind!r:.80} is not supported; supported: BPE")
+        for field in ("continuing_subword_prefix", "end_of_word_suffix"):
+            # No Llama model has them; with a prefix that does not fit its merges the library aborts the process.
+            if model.get(field):
+                raise ModelFileError(f"{path}: model.{field} = {model[field]!r:.80} is not supported; supported: none")
         steps = _steps(_part(values, "decoder"))
         names = [step.get("type") for step in steps]
         self.byte_level = "ByteLevel" in names
@@ -121,8 +127,14 @@ class JsonTextModel:
     def _encoding(self, text: str, parse_special: bool, continues: bool) -> Any:
         with self._lock:
             backend = self._after_special() if continues else self.backend
-            backend.encode_special_tokens = not parse_special
-            return backend.encode(text, add_special_tokens=False)
+            with _refusals(self._path, "encode text with"):
+                backend.encode_special_tokens = not parse_special
+                return backend.encode(text, add_special_tokens=False)
+
+    def around(self) -> list[int]:
+        """Ids that the tokenizer puts around a text of its own accord."""
+        with self._lock, _refusals(self._path, "encode text with"):
+            return list(self.backend.encode("", add_special_tokens=True).ids)
 
     def _after_special(self) -> Backend:
         """The tokenizer without a space before the first word, where only a text's first word has one."""
@@ -158,7 +170,6 @@ def load_tokenizer(directory: Path, vocab_size: int, roles: dict[str, Any]) -> H
     eos = {each for each in roles.get("eos_token_id", []) if type(each) is int and 0 <= each < vocab_size}
     eos |= {index[text] for text in (token_text(settings, "eos_token"),) if text in index}
     eos |= {i for text in ENDING_TEXTS if (i := index.get(text)) is not None and types[i] == CONTROL}
-    begins = text_model.backend.encode("", add_special_tokens=True).ids[:1]
     add_bos = settings.get("add_bos_token")
     return HFTokenizer(
         text_model,
@@ -166,7 +177,7 @@ def load_tokenizer(directory: Path, vocab_size: int, roles: dict[str, Any]) -> H
         types,
         bos_id=bos_id,
         eos_ids=frozenset(eos),
-        add_bos=bos_id is not None and (add_bos if isinstance(add_bos, bool) else begins == [bos_id]),
+        add_bos=bos_id is not None and (add_bos if isinstance(add_bos, bool) else text_model.around()[:1] == [bos_id]),
     )
 
 
@@ -199,16 +210,23 @@ def _vocabulary(path: Path, text_model: JsonTextModel, vocab_size: int) -> tuple
 def _backend(path: Path, values: dict[str, Any]) -> Backend:
     from tokenizers import Tokenizer as Backend
 
-    try:
+    with _refusals(path, "read"):
         backend = Backend.from_str(json.dumps(values))
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+@contextmanager
+def _refusals(path: Path, doing: str) -> Iterator[None]:
+    """Whatever the library raises, as a ModelFileError."""
+    try:
+        yield
     except BaseException as error:
         # A panic of the library is no Exception.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise ModelFileError(f"{path}: the tokenizers library cannot read it: {error!s:.200}") from None
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
+        raise ModelFileError(f"{path}: the tokenizers library cannot {doing} it: {error!s:.200}") from None
 
 
 def _added(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from prolepsis.errors import ModelFileError
 from prolepsis.quant import awq_layout, compressed_tensors, gptq_layout
 from prolepsis.quant.exl2_layout import Exl2Matrix, pack_exl2
 from prolepsis.quant.gptq_layout import GptqTensors, gptq_matrix, pack_gptq, unpack_zeros
+from prolepsis.quant.grouped_matrix import group_size
 from prolepsis.quant.half import half_scales
 from prolepsis.quant.matrix import dequantised
 
@@ -240,4 +241,11 @@ def test_layouts_name_shapes_that_do_not_fit():
         awq_layout.awq_matrix("layer", words, np.zeros((3, 4), np.int32), scales, 32)
     with pytest.raises(ModelFileError, match="weight_packed of 4 words"):
         compressed_tensors.packed_matrix("layer", words, 4, 64, scales, None, None, 32)
+    with pytest.raises(ModelFileError, match="layer: codes of 7 bits are not supported"):
+        compressed_tensors.packed_matrix("layer", words, 7, 16, scales, np.zeros((16, 2), np.int32), None, 32)
     assert gptq_layout.BITS == (2, 3, 4, 5, 6, 8)
+
+
+@pytest.mark.parametrize("declared", [-1, 64, 96, 1 << 62, 10**30])
+def test_a_group_is_no_larger_than_a_row(declared):
+    assert group_size("layer", 64, 1, declared) == 64

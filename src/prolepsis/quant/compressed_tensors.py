@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prolepsis.errors import ModelFileError
 from prolepsis.quant.bit_words import WORD, unpack_words
 from prolepsis.quant.gptq_layout import grouping
-from prolepsis.quant.grouped_matrix import GroupedMatrix, Read, Rows, Scales
+from prolepsis.quant.grouped_matrix import GroupedMatrix, Read, Rows, Scales, require_bits
 
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
@@ -37,8 +37,9 @@ def packed_matrix(
     """The matrix [rows, columns] of a "pack-quantized" layer; `name` of it is for errors.
 
     Raises:
-        ModelFileError: shapes that do not fit together, groups that are not supported, or indices out of range.
+        ModelFileError: shapes that do not fit together, bits or groups that are not supported, or indices out of range.
     """
+    require_bits(name, bits)
     rows, words = packed.shape
     if words not in words_of(columns, bits):
         raise ModelFileError(f"{name}: weight_packed of {words} words does not fit {columns} columns of {bits} bits")

@@ -62,13 +62,18 @@ class GroupedMatrix:
 
 def require_groups(name: str, bits: int, group: int, columns: int) -> None:
     """Raise ModelFileError unless the kinds have such codes, and every group but the last is of whole units."""
-    if bits not in BITS:
-        raise ModelFileError(f"{name}: codes of {bits} bits are not supported; supported: {', '.join(map(str, BITS))}")
+    require_bits(name, bits)
     if group % CELL or columns % CELL or group <= 0:
         raise ModelFileError(
             f"{name}: groups of {group} of {columns} columns are not supported: both must be multiples of {CELL}; "
             f"quantise the model again with another group size"
         )
+
+
+def require_bits(name: str, bits: int) -> None:
+    """Raise ModelFileError unless the kinds have such codes."""
+    if bits not in BITS:
+        raise ModelFileError(f"{name}: codes of {bits} bits are not supported; supported: {', '.join(map(str, BITS))}")
 
 
 def checked_groups(name: str, scales: Scales, rows: int) -> int:
@@ -80,13 +85,13 @@ def checked_groups(name: str, scales: Scales, rows: int) -> int:
 
 def group_size(name: str, columns: int, groups: int, declared: int | None) -> int:
     """Columns that share a scale, where there are `groups` of them: what the configuration says where that fits (-1 is
-    a whole row), or an even share.
+    a whole row), or an even share. At most the columns, in whole units.
 
     Raises ModelFileError where neither can be.
     """
     size = columns if declared == -1 else declared
     if size is not None and size > 0 and -(-columns // size) == groups:
-        return size
+        return min(size, -(-columns // CELL) * CELL)
     if groups and columns % groups == 0:
         return columns // groups
     raise ModelFileError(f"{name}: {groups} groups of scales do not fit {columns} columns in groups of {declared}")

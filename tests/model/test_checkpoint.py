@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import struct
 from pathlib import Path
 
@@ -252,6 +253,10 @@ def test_nonsense_about_the_quantisation_is_told(method, tmp_path):
         ({"hidden_size": "64"}, "hidden_size = '64', expected a whole number"),
         ({"num_key_value_heads": 3}, "num_attention_heads = 2 is not a multiple of num_key_value_heads = 3"),
         ({"rms_norm_eps": 2}, "rms_norm_eps = 2.0, expected less than 1"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps = 10{79}, expected a positive finite number"),
+        ({"rope_theta": 10**400}, r"rope_theta = 10{79}, expected a positive finite number"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e-324}}, "rope_theta = 5e-324, expected 1 to"),
+        ({"vocab_size": ["x" * 5_000]}, "vocab_size = 'x{79}, expected a whole number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_type = 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE key factor is missing"),
@@ -288,6 +293,23 @@ def test_configurations_that_are_not_supported_are_told(changed, said, tmp_path)
     with pytest.raises(ModelFileError, match=said) as told:
         open_model(tmp_path)
     assert str(tmp_path) in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_pipes_are_not_waited_for(name, tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelFileError, match=f"{name}: is not a regular file"):
+        _ = open_model(tmp_path).chat_template
+
+
+def test_the_template_named_default_is_taken(tmp_path):
+    write_checkpoint(tmp_path)
+    write_tokenizer(tmp_path)
+    named = [{"name": ["x"], "template": "a"}, "b", {"name": "default", "template": "c"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert open_model(tmp_path).chat_template.source == "c"
 
 
 def test_rope_of_both_versions(tmp_path):

@@ -74,6 +74,13 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path, name):
         plan_of(model.write(tmp_path / "tiny.gguf"))
 
 
+def test_a_norm_that_is_not_finite_is_named(tmp_path):
+    model = TinyModel.random(1)
+    model.norms["blk.1.ffn_norm"][3] = np.nan
+    with pytest.raises(ModelFileError, match=r"tensor 'blk\.1\.ffn_norm\.weight' holds a value that is not a finite"):
+        plan_of(model.write(tmp_path / "tiny.gguf"))
+
+
 def test_an_unsupported_type_is_named_with_those_that_are(tmp_path):
     model = TinyModel.random(1)
     rows, blocks = KV_HEADS * HEAD_DIM, HIDDEN // 32

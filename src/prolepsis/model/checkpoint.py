@@ -24,7 +24,7 @@ from prolepsis.model.hf_tokenizer import (
     token_text,
     tokenizer_settings,
 )
-from prolepsis.model.safetensors_file import check_index, open_tensors, read_json, shard_files
+from prolepsis.model.safetensors_file import check_index, open_tensors, read_json, read_small, regular_size, shard_files
 from prolepsis.quant.matrix import Matrix
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -126,7 +126,7 @@ class Checkpoint:
         for path in (*(self.path / name for name in (CONFIG, *_OLD_CONFIGS, TOKENIZER)), *self.files):
             if not path.exists():
                 continue
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            digest.update(f"{path.name}\0{regular_size(path)}\0".encode())
             with path.open("rb") as file:
                 while chunk := file.read(FINGERPRINT_CHUNK):
                     digest.update(chunk)
@@ -147,13 +147,11 @@ class Checkpoint:
     def _template(self, settings: dict[str, Any]) -> Any:
         path = self.path / _TEMPLATE
         if path.exists():
-            if path.stat().st_size > MAX_TEMPLATE_BYTES:
-                raise ModelFileError(f"{path}: {path.stat().st_size} bytes are too many for a template")
-            return path.read_text("utf-8", "replace")
+            return read_small(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
         found = settings.get("chat_template")
         if isinstance(found, list):
-            named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-            return named.get("default")
+            named = (each for each in found if isinstance(each, dict) and each.get("name") == "default")
+            return next(named, {}).get("template")
         return found
 
 

@@ -7,6 +7,7 @@ of `ARCHITECTURES`; nothing else here knows a family by name.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -127,7 +128,7 @@ class ModelConfig:
         family = ARCHITECTURES.get(architecture)
         if family is None:
             raise keys.fail(
-                f"architecture {architecture!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
+                f"architecture {architecture!r:.80} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
             )
         prefix = architecture
         hidden_size = keys.integer(f"{prefix}.embedding_length", MAX_WIDTH)
@@ -185,7 +186,7 @@ class Keys:
         if value is None:
             raise self.fail(f"{self.what} {key} is missing")
         if not isinstance(value, str):
-            raise self.fail(f"{key} = {value!r}, expected a string")
+            raise self.fail(f"{key} = {value!r:.80}, expected a string")
         return value
 
     def integer(self, key: str, limit: int, default: int | None = None) -> int:
@@ -198,15 +199,15 @@ class Keys:
                 raise self.fail(f"{key} differs between layers, which is not supported")
             value = value[0]
         if type(value) is not int or not 1 <= value <= limit:
-            raise self.fail(f"{key} = {value!r}, expected a whole number from 1 to {limit}")
+            raise self.fail(f"{key} = {value!r:.80}, expected a whole number from 1 to {limit}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key, default)
         if value is None:
             raise self.fail(f"{self.what} {key} is missing")
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-            raise self.fail(f"{key} = {value!r}, expected a positive finite number")
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            raise self.fail(f"{key} = {value!r:.80}, expected a positive finite number")
         return float(value)
 
     def fraction(self, key: str, default: float | None = None) -> float:
@@ -222,10 +223,16 @@ def checked_heads(keys: Keys, key: str, num_heads: int, kv_key: str, num_kv_head
         raise keys.fail(f"{key} = {num_heads} is not a multiple of {kv_key} = {num_kv_heads}")
 
 
-def checked_rope(keys: Keys, theta_key: str, rope: RopeConfig) -> RopeConfig:
-    """`rope`; raises ModelFileError where a number in it is out of range."""
-    if not 1 <= rope.theta <= MAX_ROPE_THETA:
-        raise keys.fail(f"{theta_key} = {rope.theta}, expected 1 to {MAX_ROPE_THETA:g}")
+def rope_theta(keys: Keys, key: str) -> float:
+    """The base of RoPE's frequencies. Raises ModelFileError where it is out of range."""
+    theta = keys.number(key, default=10_000.0)
+    if not 1 <= theta <= MAX_ROPE_THETA:
+        raise keys.fail(f"{key} = {theta}, expected 1 to {MAX_ROPE_THETA:g}")
+    return theta
+
+
+def checked_rope(keys: Keys, rope: RopeConfig) -> RopeConfig:
+    """`rope`; raises ModelFileError where a factor in it is out of range."""
     for factor in (rope.scaling_factor, *(rope.frequency_factors or ())):
         if not MIN_ROPE_FACTOR <= factor <= MAX_ROPE_FACTOR:
             within = f"{MIN_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}"
@@ -264,7 +271,7 @@ def _vocab_size(keys: Keys, file: GGUFFile, hidden_size: int) -> int:
 def _refuse_experts(keys: Keys, prefix: str) -> None:
     key = f"{prefix}.expert_count"
     if keys.values.get(key, 0) != 0:
-        raise keys.fail(f"{key} = {keys.values[key]!r}: mixture-of-experts models are not supported")
+        raise keys.fail(f"{key} = {keys.values[key]!r:.80}: mixture-of-experts models are not supported")
 
 
 def _rope(keys: Keys, file: GGUFFile, prefix: str, head_dim: int, style: RopeStyle) -> RopeConfig:
@@ -275,14 +282,13 @@ def _rope(keys: Keys, file: GGUFFile, prefix: str, head_dim: int, style: RopeSty
     scaling_key = f"{prefix}.rope.scaling.type"
     scaling = keys.text(scaling_key, default="linear")
     if scaling not in ("none", "linear"):
-        raise keys.fail(f"{scaling_key} = {scaling!r} is not supported; supported: none, linear")
+        raise keys.fail(f"{scaling_key} = {scaling!r:.80} is not supported; supported: none, linear")
     factor = 1.0
     if scaling == "linear":
         legacy = keys.number(f"{prefix}.rope.scale_linear", default=1.0)
         factor = keys.number(f"{prefix}.rope.scaling.factor", default=legacy)
-    theta_key = f"{prefix}.rope.freq_base"
-    theta = keys.number(theta_key, default=10_000.0)
-    return checked_rope(keys, theta_key, RopeConfig(theta, dim, style, factor, _frequency_factors(keys, file, dim)))
+    theta = rope_theta(keys, f"{prefix}.rope.freq_base")
+    return checked_rope(keys, RopeConfig(theta, dim, style, factor, _frequency_factors(keys, file, dim)))
 
 
 def _frequency_factors(keys: Keys, file: GGUFFile, dim: int) -> tuple[float, ...] | None:

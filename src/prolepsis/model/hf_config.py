@@ -22,6 +22,7 @@ from prolepsis.model.config import (
     checked_heads,
     checked_rope,
     llama3_factors,
+    rope_theta,
 )
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
@@ -105,7 +106,7 @@ def _rope(keys: Keys, head_dim: int) -> RopeConfig:
     known = {key: keys.values[key] for key in ("rope_theta",) if key in keys.values}
     rope = Keys(keys.path, known | {key: value for key, value in merged.items() if value is not None}, "RoPE key")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
-    theta = rope.number("rope_theta", default=10_000.0)
+    theta = rope_theta(rope, "rope_theta")
     factor, factors = 1.0, None
     if kind == "linear":
         factor = rope.number("factor")
@@ -113,7 +114,7 @@ def _rope(keys: Keys, head_dim: int) -> RopeConfig:
         factors = _llama3_factors(rope, theta, head_dim)
     elif kind != "default":
         raise keys.fail(f"rope_type = {kind!r:.80} is not supported; supported: default, linear, llama3")
-    return checked_rope(keys, "rope_theta", RopeConfig(theta, head_dim, "half", factor, factors))
+    return checked_rope(keys, RopeConfig(theta, head_dim, "half", factor, factors))
 
 
 def _llama3_factors(rope: Keys, theta: float, dim: int) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +54,7 @@ class Tensor(NamedTuple):
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the JSON file at `path`. Raises ModelFileError where there is none, or one that is too large."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(f"{path}: {path.stat().st_size} bytes are too many for a file of this kind")
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_small(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -63,6 +62,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """The bytes of the file at `path`. Raises ModelFileError for more than `limit`, and what is no regular file."""
+    if (size := regular_size(path)) > limit:
+        raise ModelFileError(f"{path}: {size} bytes are too many for a file of this kind")
+    return path.read_bytes()
+
+
+def regular_size(path: Path) -> int:
+    """Bytes of the file at `path`. Raises ModelFileError for a pipe, a device or a directory, and OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelFileError(f"{path}: is not a regular file")
+    return status.st_size
 
 
 def open_tensors(files: list[Path]) -> dict[str, Tensor]:
@@ -110,6 +124,7 @@ def _open(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        regular_size(path)
         with safe_open(path, "numpy"), path.open("rb") as file:
             raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             length = int.from_bytes(raw[:8], "little")

@@ -102,7 +102,10 @@ class _Loader:
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A norm's gains, float32 [hidden]."""
-        return self.source.vector(name, self.config.hidden_size)
+        gains = self.source.vector(name, self.config.hidden_size)
+        if not np.isfinite(gains).all():
+            raise ModelFileError(f"{self.source.path}: tensor {name!r} holds a value that is not a finite number")
+        return gains
 
     def add(self, name: str, rows: int, columns: int) -> int:
         """Queue a matrix for packing and return its index."""

@@ -50,7 +50,7 @@ def applies(case: str, model: ModelFile) -> bool:
 
 def make(model: ModelFile, case: str, arguments: Any, directory: Path) -> tuple[Path, Report | None]:
     """The case's model in `directory`."""
-    place = directory / case.replace(" ", "-")
+    place = directory / (case.replace(" ", "-") + (".gguf" if "gguf_type" in CASES[case] else ""))
     if place.exists():
         return place, None
     choices = {**CASES[case], "samples": arguments.samples, "length": arguments.length}

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prolepsis.errors import InputError
+from prolepsis.quantize.stored import Stored
 from prolepsis.quantize.work import work_directory
 
 
@@ -53,3 +55,25 @@ def test_what_is_none_of_a_jobs_stays(names: list[str], restart: bool, tmp_path:
     ):
         pass
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
+
+
+def test_damaged_work_is_told(tmp_path: Path) -> None:
+    states = np.ones((2, 3, 4), np.float32)
+    with work_directory(tmp_path / "made.part", {}, False) as work:
+        work.keep_layer(0, [Stored.of("weight", np.arange(8, dtype=np.int32))], [{"part": "attn_q"}], states)
+        work.keep_errors(0, {"attn_q": [1.0]}, states)
+        assert work.layers(1)[1] == [{"part": "attn_q"}]
+        np.testing.assert_array_equal(work.hidden(1), states)
+        for name, read in (
+            ("layer-00000", lambda: work.layers(1)),
+            ("errors-00000", lambda: work.errors(1)),
+            ("hidden-1.npy", lambda: work.hidden(1)),
+        ):
+            file = work.path / name
+            whole = file.read_bytes()
+            for length in (0, 5, len(whole) // 2, len(whole) - 1):
+                file.write_bytes(whole[:length])
+                with pytest.raises(InputError, match=f"{name} is damaged; add --restart"):
+                    read()
+            file.write_bytes(whole)
+            read()

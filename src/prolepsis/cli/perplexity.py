@@ -18,6 +18,7 @@ from prolepsis.cli.console import (
     ThreadsOption,
     bar,
     load,
+    note_evictions,
     print_json,
     read_text,
 )
@@ -71,6 +72,7 @@ def ppl(
     if not compared:
         with bar("scoring") as on_progress:
             outcome = measure_perplexity(llm.runner, tokens, window, on_progress)
+        note_evictions(llm)
         if json_:
             print_json({"model": llm.name, "context": window, "kv_evict": kv_evict, **outcome._asdict()})
         else:
@@ -103,6 +105,7 @@ def _compared(
         raise InputError(f"--compare: the context of {other.name} holds {other.max_context} tokens; give --context")
     with bar(f"scoring {other.name}") as on_progress:
         outcome = compare(llm.runner, other.runner, tokens, window, on_progress)
+    note_evictions(other)
     row = {**_row(other, outcome.model), "kl": outcome.kl, "same_top": outcome.same_top}
     return {"tokens": outcome.reference.tokens, "reference": _row(llm, outcome.reference)}, row
 

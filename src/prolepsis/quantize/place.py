@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from prolepsis.errors import InputError
+from prolepsis.model.checkpoint import PICKLES
 from prolepsis.model.gguf_parser import MAGIC
 from prolepsis.model.model_file import GGUFModel, ModelFile
 from prolepsis.quantize.original import MODEL_FILES
@@ -30,6 +31,8 @@ class Place:
     def check(self) -> None:
         """Raise InputError where the output cannot go there."""
         self._check_sources()
+        if self._is_file and self.path.suffix in (".safetensors", *PICKLES):
+            raise self._refused(f": a name in {self.path.suffix} says another format than GGUF")
         parent = self.path.parent
         if not parent.is_dir():
             raise self._refused(f": there is no directory {parent}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
@@ -42,7 +43,11 @@ class Work:
 
     def hidden(self, layers: int, of: str = "hidden") -> NDArray[np.float32]:
         """The hidden states after so many layers, of the walk that quantises or ("measured") of that before it."""
-        values: NDArray[np.float32] = np.load(self._states(of, layers), allow_pickle=False)
+        place = self._states(of, layers)
+        try:
+            values: NDArray[np.float32] = np.load(place, allow_pickle=False)
+        except (ValueError, EOFError):
+            raise _damaged(place) from None
         return values
 
     def keep_layer(
@@ -66,8 +71,14 @@ class Work:
 
     def errors(self, count: int) -> dict[str, list[float]]:
         """What was measured of `count` layers."""
-        files = [self._file("errors", layer).read_text("utf-8") for layer in range(count)]
-        return {name: values for text in files for name, values in json.loads(text).items()}
+        out: dict[str, list[float]] = {}
+        for layer in range(count):
+            place = self._file("errors", layer)
+            try:
+                out |= json.loads(place.read_bytes())
+            except (ValueError, TypeError):
+                raise _damaged(place) from None
+        return out
 
     def layers(self, count: int) -> tuple[list[Stored], list[dict[str, Any]]]:
         """The tensors of `count` finished layers, mapped from disk, and what is to be told of them."""
@@ -105,7 +116,9 @@ class Work:
 
     def _keep_states(self, of: str, layer: int, hidden: NDArray[np.float32]) -> None:
         with replace_file(self._states(of, layer + 1)) as file:
-            np.save(file, hidden, allow_pickle=False)
+            # `np.save` would not say why a file could not be written.
+            write_array_header_1_0(file, header_data_from_array_1_0(hidden))
+            file.write(np.ascontiguousarray(hidden).data)
         with suppress(FileNotFoundError):
             self._states(of, layer).unlink()
 
@@ -185,7 +198,7 @@ def _check(path: Path, wanted: Mapping[str, Any]) -> None:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{path / _MANIFEST} is damaged; add --restart to throw away what is done there")
+        raise _damaged(path / _MANIFEST)
     if found == json.loads(json.dumps(wanted)):
         return
     keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
@@ -196,7 +209,18 @@ def _check(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file of `write_safetensors`, and where its tensors begin."""
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        return json.loads(file.read(size)), 8 + size
+    """The header of a file of `write_safetensors`, and where its tensors begin. InputError unless it is whole."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError):
+        raise _damaged(path) from None
+    if 8 + size + max(ends, default=0) != path.stat().st_size:
+        raise _damaged(path)
+    return header, 8 + size
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path} is damaged; add --restart to throw away what is done there")

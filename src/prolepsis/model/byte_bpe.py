@@ -132,7 +132,7 @@ def new_backend(vocabulary: dict[str, int], merges: list[str], pre: PreTokenizer
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     for merge, (left, right) in zip(merges, pairs, strict=True):
         if not left or not right or " " in right:
-            raise ModelFileError(f"tokenizer.ggml.merges: {merge!r} is not two tokens with a space between")
+            raise ModelFileError(f"tokenizer.ggml.merges: {merge!r:.80} is not two tokens with a space between")
     try:
         model = models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges)
     except Exception as error:

@@ -124,7 +124,9 @@ def check_messages(messages: Sequence[Message]) -> int:
             total += len(message[field])
         unknown = sorted(str(field) for field in message if field not in ("role", "content"))
         if unknown:
-            raise InputError(f"message {index} has the unknown field {unknown[0]!r}; known are 'role' and 'content'")
+            raise InputError(
+                f"message {index} has the unknown field {unknown[0]!r:.80}; known are 'role' and 'content'"
+            )
     if total > MAX_CONVERSATION:
         raise InputError(f"the conversation has {total} characters, at most {MAX_CONVERSATION} are allowed")
     return total

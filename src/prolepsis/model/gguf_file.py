@@ -113,7 +113,7 @@ def _count(part: Part) -> int:
 def _number(part: Part, key: str, default: int) -> int:
     value = part.metadata.get(key, default)
     if type(value) is not int or value < 0:
-        raise ModelFileError(f"{part.path}: {key} = {value!r}, expected a whole number")
+        raise ModelFileError(f"{part.path}: {key} = {value!r:.80}, expected a whole number")
     return value
 
 
@@ -136,8 +136,8 @@ def _all_parts(opened: Part) -> tuple[Part, ...]:
         for key, expected in (("split.no", i), ("split.count", count)):
             if part.metadata.get(key) != expected:
                 raise ModelFileError(
-                    f"{path}: {key} = {part.metadata.get(key)!r}, expected {expected}: it is not of the same model as "
-                    f"{opened.path.name}"
+                    f"{path}: {key} = {part.metadata.get(key)!r:.80}, expected {expected}: it is not of the same "
+                    f"model as {opened.path.name}"
                 )
         parts.append(part)
     return tuple(parts)

@@ -294,7 +294,7 @@ class _Parser:
     def alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            raise self.fail(f"general.alignment is {alignment!r}, expected a power of two up to {MAX_ALIGNMENT}")
+            raise self.fail(f"general.alignment is {alignment!r:.80}, expected a power of two up to {MAX_ALIGNMENT}")
         return alignment
 
     def storage(self, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:

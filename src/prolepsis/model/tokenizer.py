@@ -218,12 +218,12 @@ def from_metadata(metadata: dict[str, Any]) -> Tokenizer:
     if kind is None or kind in ("none", "no_vocab"):
         raise ModelFileError("the file holds no tokenizer (tokenizer.ggml.model); give token ids instead of text")
     if kind not in ("gpt2", "llama"):
-        raise ModelFileError(f"tokenizer.ggml.model = {kind!r} is not supported; supported: gpt2, llama")
+        raise ModelFileError(f"tokenizer.ggml.model = {kind!r:.80} is not supported; supported: gpt2, llama")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise ModelFileError(f"tokenizer.ggml.tokens has {twice!r} twice")
+        raise ModelFileError(f"tokenizer.ggml.tokens has {twice!r:.80} twice")
     types = _types(metadata, tokens)
     model, add_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(metadata, vocabulary, types)
     return Tokenizer(
@@ -241,7 +241,7 @@ def _byte_level(metadata: dict[str, Any], vocabulary: dict[str, int], types: lis
     name = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise ModelFileError(
-            f"tokenizer.ggml.pre = {name!r} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
+            f"tokenizer.ggml.pre = {name!r:.80} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     pre = PRE_TOKENIZERS[name]
     return ByteLevelBPE(vocabulary, _strings(metadata, "tokenizer.ggml.merges"), pre), pre.add_bos
@@ -283,14 +283,14 @@ def _token_id(metadata: dict[str, Any], name: str, vocab_size: int) -> int | Non
     key = f"tokenizer.ggml.{name}"
     value = metadata.get(key)
     if value is not None and (type(value) is not int or not 0 <= value < vocab_size):
-        raise ModelFileError(f"{key} = {value!r} is outside the vocabulary of {vocab_size}")
+        raise ModelFileError(f"{key} = {value!r:.80} is outside the vocabulary of {vocab_size}")
     return value
 
 
 def _flag(metadata: dict[str, Any], key: str, default: bool) -> bool:
     value = metadata.get(key, default)
     if not isinstance(value, bool):
-        raise ModelFileError(f"{key} = {value!r}, expected true or false")
+        raise ModelFileError(f"{key} = {value!r:.80}, expected true or false")
     return value
 
 

@@ -72,7 +72,8 @@ def quantize(
     act_order: Annotated[
         bool | None,
         typer.Option(
-            "--act-order/--no-act-order", help="gptq: columns that weigh most come first. Default: --act-order."
+            "--act-order/--no-act-order",
+            help="gptq: columns that weigh most come first. Default: --act-order; vLLM reads only the other.",
         ),
     ] = None,
     symmetric: Annotated[

@@ -5,7 +5,6 @@ Touvron et al. 2023, arXiv:2302.13971: RMSNorm, rotary position embeddings, grou
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 from prolepsis.errors import ModelFileError
 from prolepsis.kernels.rope_table import inv_freq, rope_table
 from prolepsis.model.config import ModelConfig
-from prolepsis.quant.matrix import Matrix, whole
+from prolepsis.model.weights import Source
+from prolepsis.quant.matrix import whole
 
 Floats = NDArray[np.float32]
 
@@ -21,17 +21,6 @@ STAGES = (("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up
 """The products of a layer in their order; those of a stage have one input."""
 NORMS = ("attn_norm", "ffn_norm")
 _PIECE = 4096  # tokens at a time, so that memory stays bounded
-
-
-class Source(Protocol):
-    """Weights by their GGUF names, such as a `ModelFile`.
-
-    Both raise ModelFileError for what is missing or of another shape.
-    """
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix: ...
-
-    def vector(self, name: str, width: int) -> NDArray[np.float32]: ...
 
 
 def tensor_name(layer: int, part: str) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prolepsis.errors import InputError
+from prolepsis.kernels.cells import CELL
 from prolepsis.kernels.kinds import KINDS
 from prolepsis.model.config import ModelConfig
 from prolepsis.quant.allocation import Allocation, allocate, least_bits
@@ -22,7 +23,6 @@ from prolepsis.quantize.layer import STAGES, Floats, Layer, shapes, tensor_name
 from prolepsis.quantize.methods import all_statistics, quantised_stage
 from prolepsis.quantize.names import part_of
 
-_CELL = 32
 _SCALE_BITS, _GROUP_BITS, _ORDER_BITS = 4, 48, 32  # of EXL2: for a row and group; for a group; for a column
 _SAMPLE = 512  # tokens that errors of a layer's output are taken from
 
@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 
     def spans(self, columns: int) -> list[Span]:
         """The columns in the order of their importance."""
-        first = min(round(columns * self.wider / _CELL), columns // _CELL - 1) * _CELL
+        first = min(round(columns * self.wider / CELL), columns // CELL - 1) * CELL
         wide, narrow = (ProductGrid(bits, self.group) for bits in (self.bits + 1, self.bits))
         return [span for span in (Span(first, wide), Span(columns - first, narrow)) if span.columns]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prolepsis.errors import InputError
+from prolepsis.kernels.cells import CELL
 from prolepsis.model.config import ModelConfig
 from prolepsis.quant.grid import BlockGrid, Grid, IntegerGrid
 from prolepsis.quantize.gguf_rounding import Floats, Rounding
@@ -25,7 +26,6 @@ _SEARCHED_BITS = 3
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """GGUF types with scales of their own for each 32 columns, which every method can make."""
 
-_UNIT = 32  # columns that a quantised matrix has a multiple of, see `quant.matrix.Form`
 _LONGEST = 8192  # tokens in a piece: attention takes memory by its square
 
 
@@ -96,8 +96,8 @@ class Options:
         ):
             if not least <= number <= most:
                 raise InputError(f"{flag} must be from {least} to {most:,}, not {number:,}")
-        if self.group is not None and (self.group < 0 or self.group % _UNIT):
-            raise InputError(f"--group-size must be a multiple of {_UNIT}, or 0 for whole rows, not {self.group}")
+        if self.group is not None and (self.group < 0 or self.group % CELL):
+            raise InputError(f"--group-size must be a multiple of {CELL}, or 0 for whole rows, not {self.group}")
         if self.act_order is not None and (self.method != "gptq" or self.gguf_type is not None):
             raise InputError("--act-order and --no-act-order are for --method gptq with --format safetensors")
         if self.gguf_type is not None:
@@ -171,9 +171,9 @@ def _divides(group: int, widths: Sequence[int]) -> bool:
 def _widths(config: ModelConfig) -> list[int]:
     """Columns that matrices of a layer have. Raises InputError for numbers that no quantised matrix can have."""
     widths = sorted({columns for _, columns in shapes(config).values()})
-    if not _divides(_UNIT, widths):
+    if not _divides(CELL, widths):
         raise InputError(
             f"matrices of this model have {' and '.join(map(str, widths))} columns, and quantised ones need a multiple "
-            f"of {_UNIT}"
+            f"of {CELL}"
         )
     return widths

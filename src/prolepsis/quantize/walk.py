@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from prolepsis.errors import InputError, ModelFileError
 from prolepsis.model.config import ModelConfig
+from prolepsis.model.weights import Source
 from prolepsis.quant.matrix import HeldMatrix, whole
-from prolepsis.quantize.layer import NORMS, STAGES, Floats, Layer, Source, tensor_name
+from prolepsis.quantize.layer import NORMS, STAGES, Floats, Layer, tensor_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of stages that are done, and of all."""

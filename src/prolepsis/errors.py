@@ -11,6 +11,11 @@ class ProlepsisError(Exception):
 class InputError(ProlepsisError):
     """What was asked for cannot be done: a bad file, flag, field or prompt."""
 
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        """`field`: the name of the parameter that is at fault, where it is one."""
+        super().__init__(message)
+        self.field = field
+
 
 class ModelFileError(InputError):
     """A model file is missing, damaged, or of a kind this version does not read."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity, quantize
+from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity, quantize, serve
 
 app = typer.Typer(
     name="prolepsis",
@@ -18,6 +18,7 @@ kv_app = typer.Typer(help="Save, restore, look into, verify and measure lossless
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("pull")(models.pull)
 app.command("bench")(bench.bench)
 app.command("ppl")(perplexity.ppl)

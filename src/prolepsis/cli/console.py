@@ -80,6 +80,7 @@ def load(
     draft: str = "none",
     draft_tokens: str = "auto",
     threads: int | None = None,
+    max_running: int = 64,
 ) -> LLM:
     """Load a model; downloads and the first compilation of the kernels show what they do."""
     with bar(f"fetching {model}", unit="bytes") as on_download:
@@ -93,6 +94,7 @@ def load(
             draft=draft,
             draft_tokens=_draft_tokens(draft_tokens),
             threads=threads,
+            max_running=max_running,
             on_download=on_download,
         )
     if llm.needs_compiling:

@@ -30,7 +30,7 @@ class AsyncEngine:
     """
 
     def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+        self.llm = llm
         self._worker = _Worker(llm.engine)
         self._stop = weakref.finalize(self, self._worker.stop)
 
@@ -54,9 +54,9 @@ class AsyncEngine:
         """As `generate`, the completions that `params` asks for, all `best_of` of them, each with its own iterator."""
         self._require_sampling(params)
         self._worker.require_open()
-        tokens = self._llm.encode(prompt)
-        requests = self._llm.new_requests(tokens, params, priority=priority, cache_salt=cache_salt)
-        self._llm.engine.require_fits(requests[0])
+        tokens = self.llm.encode(prompt)
+        requests = self.llm.new_requests(tokens, params, priority=priority, cache_salt=cache_salt)
+        self.llm.engine.require_fits(requests[0])
         return [Stream(self, request) for request in requests]
 
     @staticmethod

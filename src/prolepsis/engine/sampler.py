@@ -87,7 +87,7 @@ class Sampler:
         for field, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             beyond = [token for token in tokens if token >= vocab_size]
             if beyond:
-                raise InputError(f"{field} names token {beyond[0]}, but the vocabulary has {vocab_size}")
+                raise InputError(f"{field} names token {beyond[0]}, but the vocabulary has {vocab_size}", field=field)
         self.params = params
         self.seed = rng.fresh_seed() if params.seed is None else params.seed
         """The request's seed, to be reported where it was drawn here."""

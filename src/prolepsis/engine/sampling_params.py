@@ -126,7 +126,7 @@ class SamplingParams:
 
     def _check(self, name: str, sound: bool, rule: str) -> None:
         if not sound:
-            raise InputError(f"{name} {rule}, not {getattr(self, name)!r}")
+            raise InputError(f"{name} {rule}, not {getattr(self, name)!r:.80}", field=name)
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -43,9 +43,10 @@ class Task(ABC):
         Raises InputError for a priority that is no whole number, or a salt that is no text.
         """
         if not is_int(priority) or abs(priority) > MAX_PRIORITY:
-            raise InputError(f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r}")
+            rule = f"priority must be an integer in -{MAX_PRIORITY} .. {MAX_PRIORITY}, not {priority!r:.80}"
+            raise InputError(rule, field="priority")
         if not isinstance(cache_salt, str):
-            raise InputError(f"cache_salt must be a text, not {cache_salt!r}")
+            raise InputError(f"cache_salt must be a text, not {cache_salt!r:.80}", field="cache_salt")
         self.sequences = [sequence]
         self.most_tokens = most_tokens
         self.priority = priority

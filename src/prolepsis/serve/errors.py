@@ -1,0 +1,93 @@
+"""Whatever goes wrong, as OpenAI's error object."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from prolepsis.errors import InputError, ProlepsisError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class APIError(ProlepsisError):
+    """An answer with a status of its own. Clients try 409, 429 and 5xx again, so what is wrong with a request has none
+    of these."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        param: the field of the body that is at fault.
+        code: a word that programs can tell the error by.
+        """
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for errors of this status."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The error object as an answer."""
+        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def as_api_error(error: BaseException) -> APIError:
+    """What a client is told of an error. Of one that nobody foresaw, only that there was one."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, InputError):
+        return APIError(400, str(error), param=error.field)
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return APIError(error.status_code, str(error.detail), headers=error.headers)
+    if isinstance(error, ProlepsisError):
+        return APIError(500, str(error))
+    return APIError(500, "the server failed; its log says why", code="internal_error")
+
+
+def _of_validation(error: RequestValidationError) -> APIError:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}")
+    where = field_name([part for part in first["loc"] if part not in ("body", "query", "path")])
+    own = first.get("ctx", {}).get("error")
+    message = str(own) if isinstance(own, ValueError) else first["msg"]
+    return APIError(400, f"{where}: {message}" if where else f"the body: {message}", param=where or None)
+
+
+def field_name(location: Sequence[str | int]) -> str:
+    """A place in a body as OpenAI writes it: ("messages", 0, "role") is messages[0].role."""
+    name = ""
+    for part in location:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have every error of an app's endpoints answered so."""
+    for kind in (ProlepsisError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer)

@@ -1,0 +1,80 @@
+"""What a server has: the engine, and how far it is."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fastapi import Request
+
+from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.completion import Completion
+from prolepsis.engine.llm import LLM
+from prolepsis.serve.errors import APIError
+from prolepsis.serve.options import ServeOptions
+
+Phase = Literal["loading", "ready", "draining"]
+
+
+@dataclass(eq=False)
+class ServerState:
+    """One for each app, at `app.state.server`; endpoints get it by `Depends(server_state)`.
+
+    `phase` is "loading" until `ready` is called; from "draining" on nothing new is begun.
+    """
+
+    options: ServeOptions
+    phase: Phase = "loading"
+    engine: AsyncEngine | None = None
+    """Runs the requests; its `llm` is the model."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Unix time, in seconds."""
+    observers: list[Callable[[Completion], None]] = field(default_factory=list)
+    """Each is called, in the event loop, with every completion that has ended, for whatever reason."""
+    encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prolepsis-encoder"))
+    """The one thread for chat templates and tokenizing, which may take seconds and share their state."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: for a file, its name without the ending."""
+        if self.options.served_model_name is not None:
+            return self.options.served_model_name
+        path = Path(self.options.model)
+        if path.suffix == ".gguf":
+            return path.stem
+        return path.name if path.is_dir() else self.options.model
+
+    def ready(self, engine: AsyncEngine) -> None:
+        """The model is loaded."""
+        self.engine = engine
+        self.phase = "ready"
+
+    def require_ready(self) -> AsyncEngine:
+        """The engine. Raises APIError 503 while there is none, or nothing new may begin."""
+        if self.phase != "ready" or self.engine is None:
+            doing = "is shutting down" if self.phase == "draining" else "is still loading the model"
+            raise APIError(503, f"the server {doing}; try again later", code=self.phase, headers={"Retry-After": "5"})
+        return self.engine
+
+    @property
+    def llm(self) -> LLM:
+        """The model. Raises as `require_ready`."""
+        return self.require_ready().llm
+
+    def require_model(self, name: str | None) -> None:
+        """Raises APIError 404 unless a request means the model that is served; None does."""
+        if name is not None and name != self.model_name:
+            raise APIError(
+                404,
+                f"the model {name!r:.80} does not exist; this server has {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def server_state(request: Request) -> ServerState:
+    """The state of the app that a request came to."""
+    state: ServerState = request.app.state.server
+    return state

@@ -20,6 +20,7 @@ from prolepsis.engine.speculation import NO_DRAFT, Speculation, accepted
 from prolepsis.engine.statistics import DraftStatistics, EngineStatistics
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.engine.task import Task
+from prolepsis.engine.traffic import EndReason, Traffic
 from prolepsis.errors import InputError
 from prolepsis.kv.prefix_index import PrefixIndex
 from prolepsis.speculate.drafter import Draft
@@ -62,10 +63,16 @@ class Engine:
         """Who guesses the tokens that come next; None where nobody does."""
         self._scheduler = Scheduler(runner.cache, prefix, swap, max_running, budget)
         self._max_running = max_running
-        self._finished = self._cancelled = self._failed = 0
+        self.traffic = Traffic()
+        """What its requests get."""
         self._passes = self._computed = self._slots = self._wasted = 0
         self._busy_s = 0.0
         self._drafts = DraftStatistics()
+
+    @property
+    def running(self) -> tuple[Task, ...]:
+        """The requests that hold blocks now, in their order."""
+        return tuple(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
@@ -93,8 +100,7 @@ class Engine:
     def cancel(self, task: Task) -> None:
         """Stop a request at once, wherever it stands; its completion keeps what it has. One that has ended is left."""
         if task.state in ("queued", "running"):
-            self._end(task)
-            self._cancelled += 1
+            self._end(task, "abort")
 
     def step(self) -> list[Output]:
         """Run one pass. Returns a piece of output for each sequence that generates, and the failures."""
@@ -104,8 +110,7 @@ class Engine:
             parts = self._scheduler.schedule(lengths)
         outputs = [Output(task, None) for task in self._scheduler.failed]
         for task in self._scheduler.failed:
-            self._forget(task)
-        self._failed += len(outputs)
+            self._forget(task, "error")
         self._scheduler.failed.clear()
         if parts:
             outputs += self._run(parts, start)
@@ -147,9 +152,9 @@ class Engine:
         return EngineStatistics(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
-            finished=self._finished,
-            cancelled=self._cancelled,
-            failed=self._failed,
+            finished=self.traffic.count("stop") + self.traffic.count("length"),
+            cancelled=self.traffic.count("abort"),
+            failed=self.traffic.count("error"),
             passes=self._passes,
             computed_tokens=self._computed,
             busy_s=self._busy_s,
@@ -213,20 +218,21 @@ class Engine:
             deltas = step()
         except Exception as error:
             task.fail(error)
-            self._end(task)
-            self._failed += 1
+            self._end(task, "error")
             return [Output(task, None)]
-        task.statistics.told(len(deltas) or 1)
+        tokens = len(deltas) or 1
+        task.statistics.told(tokens)
+        self.traffic.told(task, tokens)
         if task.finished:
-            self._end(task)
-            self._finished += 1
+            self._end(task, task.completions[0].finish_reason or "stop")
         return [Output(task, delta) for delta in deltas]
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: Task, reason: EndReason) -> None:
         self._scheduler.end(task)
-        self._forget(task)
+        self._forget(task, reason)
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: Task, reason: EndReason) -> None:
+        self.traffic.ended(task, reason)
         if self.speculation is not None:
             self.speculation.forget(task)
 

@@ -4,10 +4,12 @@ A block is a fixed number of token slots in every layer's K and V array (PagedAt
 The pool hands out block numbers only; the bytes live in `prolepsis.kv.cache.PagedKVCache`.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prolepsis.errors import CapacityError, IntegrityError
 
@@ -31,8 +33,8 @@ class BlockPool:
         self._free_recent = list(reversed(range(self._num_recent)))
         self.on_forget: Callable[[int], None] | None = None
         """Called with a block that is about to lose its registration, after which it may be overwritten."""
-        self._ref_counts = [0] * num_blocks
-        self._registered = [False] * num_blocks
+        self._ref_counts = array("i", bytes(num_blocks * array("i").itemsize))
+        self._registered = bytearray(num_blocks)
         self._blank = list(reversed(range(num_blocks)))
         # In the order of release, yet `hold` takes a block out of the middle in O(1).
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -130,10 +132,20 @@ class BlockPool:
         """How many sequences hold `block`; 0 means free."""
         return self._ref_counts[block]
 
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """How many sequences hold each block, int32 [num_blocks]. A view; do not write."""
+        return np.frombuffer(self._ref_counts, np.int32)
+
+    @property
+    def registered(self) -> NDArray[np.bool_]:
+        """Whether the contents of each block are known to the index, bool [num_blocks]. A view; do not write."""
+        return np.frombuffer(self._registered, np.bool_)
+
     def is_registered(self, block: int) -> bool:
         """Whether the contents of `block` are known to the index, and so must not change."""
         self._require_exists(block)
-        return self._registered[block]
+        return bool(self._registered[block])
 
     def is_writable(self, block: int) -> bool:
         """Whether one sequence alone holds `block`, and the index does not know it."""

@@ -301,3 +301,45 @@ def test_an_interpreter_that_exits_does_not_wait_for_requests(tiny: Path) -> Non
         [sys.executable, "-c", FORGETFUL, tiny], env=environment(), capture_output=True, timeout=60, check=False
     )
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, b"read\n", b"")
+
+
+def test_a_call_runs_in_the_engines_thread_between_passes(llm: LLM, engine: AsyncEngine) -> None:
+    async def calls() -> None:
+        (thread,) = threads()
+        assert await engine.call(threading.current_thread) is thread
+        stream = engine.generate(PROMPTS[0], ENDLESS)
+        await anext(stream)
+        passes = [await engine.call(lambda: llm.engine.statistics().passes) for _ in range(3)]
+        assert passes == sorted(passes)
+        assert (await engine.call(llm.engine.statistics)).running == 1
+        with pytest.raises(ZeroDivisionError):
+            await engine.call(lambda: 1 // 0)
+        assert (await anext(stream)).finish_reason is None
+
+    run(calls())
+
+
+def test_calls_of_a_closed_engine_are_refused(engine: AsyncEngine) -> None:
+    async def calls() -> None:
+        going = asyncio.Event()
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+
+        def hold() -> bool:
+            loop.call_soon_threadsafe(going.set)
+            return stop.wait(60)
+
+        first = asyncio.create_task(engine.call(hold))
+        await going.wait()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)  # lets it give its order, behind which the next one waits
+        late = asyncio.create_task(engine.call(threads))
+        await asyncio.sleep(0)
+        stop.set()
+        assert await first
+        with pytest.raises(ProlepsisError, match="closed"):
+            await late
+        await closing
+        with pytest.raises(ProlepsisError, match="closed"):
+            await engine.call(threads)
+
+    run(calls())

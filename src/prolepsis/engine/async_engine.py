@@ -5,9 +5,10 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.engine import Engine
@@ -16,6 +17,8 @@ from prolepsis.engine.request import Request
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.task import Task
 from prolepsis.errors import InputError, ProlepsisError
+
+Result = TypeVar("Result")
 
 
 class AsyncEngine:
@@ -63,6 +66,14 @@ class AsyncEngine:
     def _require_sampling(params: object) -> None:
         if not isinstance(params, SamplingParams):
             raise InputError(f"only SamplingParams can be streamed, not {params!r}; LLM.generate searches")
+
+    async def call(self, function: Callable[[], Result]) -> Result:
+        """Have the engine's thread call `function` before the next pass, or now if nothing runs, and return its result.
+
+        Everything stands still meanwhile, so it is to be short. Raises what it raises, and ProlepsisError after
+        `close`.
+        """
+        return await asyncio.wrap_future(self._worker.call(function))
 
     async def close(self) -> None:
         """Cancel what runs, whose readers get a ProlepsisError, and end the thread. May be called more than once."""
@@ -143,6 +154,13 @@ class _Reader(NamedTuple):
 _News = list[tuple[_Reader, Delta | Exception]]
 
 
+class _Order(NamedTuple):
+    """Something to do between two passes; `refuse` is called instead if the engine is closed before."""
+
+    do: Callable[[], None]
+    refuse: Callable[[Exception], None]
+
+
 class _Worker:
     """The thread that owns the engine, and what other threads may ask of it.
 
@@ -154,7 +172,7 @@ class _Worker:
         self.stopped.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
         self._engine = engine
         self._closed = False
-        self._orders: SimpleQueue[tuple[Callable[[_Reader], None], _Reader] | None] = SimpleQueue()
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._readers: dict[Task, _Reader] = {}
         self._thread = Thread(target=self._run, name="prolepsis-engine", daemon=True)
         self._thread.start()
@@ -166,12 +184,19 @@ class _Worker:
 
     def add(self, reader: _Reader) -> None:
         """Queue a request. Its reader gets InputError if it cannot be. Raises ProlepsisError as `require_open`."""
-        self._orders.put((self._add, reader))
+        self._orders.put(_Order(partial(self._add, reader), partial(self._refuse, reader)))
         self.require_open()
 
     def cancel(self, reader: _Reader) -> None:
         """Stop a request before the next pass, if it has not ended."""
-        self._orders.put((self._cancel, reader))
+        self._orders.put(_Order(partial(self._cancel, reader), partial(self._refuse, reader)))
+
+    def call(self, function: Callable[[], Result]) -> "Future[Result]":
+        """Have a function called between two passes. Raises ProlepsisError as `require_open`."""
+        future: Future[Result] = Future()
+        self._orders.put(_Order(partial(_call, function, future), partial(_fail, future)))
+        self.require_open()
+        return future
 
     def ask_to_stop(self) -> None:
         """Have everything cancelled and the thread end, some time soon."""
@@ -199,16 +224,18 @@ class _Worker:
                 return True
             if order is None:
                 return False
-            act, reader = order
-            act(reader)
+            order.do()
 
     def _add(self, reader: _Reader) -> None:
         try:
             self._engine.add(reader.request)
         except Exception as error:
-            self._tell([(reader, error)])
+            self._refuse(reader, error)
         else:
             self._readers[reader.request] = reader
+
+    def _refuse(self, reader: _Reader, error: Exception) -> None:
+        self._tell([(reader, error)])
 
     def _cancel(self, reader: _Reader) -> None:
         if self._readers.pop(reader.request, None) is not None:
@@ -263,7 +290,7 @@ class _Worker:
             while True:
                 order = self._orders.get(block=False)
                 if order is not None:
-                    self._tell([(order[1], ProlepsisError(why))])
+                    order.refuse(ProlepsisError(why))
         except Empty:
             pass
         finally:
@@ -273,6 +300,20 @@ class _Worker:
 def _hand_over(news: _News) -> None:
     for reader, item in news:
         reader.items.put_nowait(item)
+
+
+def _call(function: Callable[[], Result], future: "Future[Result]") -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _fail(future: "Future[Result]", error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
 
 
 def _error_of(reader: _Reader) -> Exception:

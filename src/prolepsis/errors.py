@@ -29,5 +29,29 @@ class CapacityError(ProlepsisError):
     """The KV pool has no free block left for what was asked."""
 
 
+class TierError(ProlepsisError):
+    """A tier of the store failed. What was asked of it was not done, or not for certain."""
+
+    kind = "failed"
+
+
+class TierFullError(TierError):
+    """The entry does not fit: it is larger than the tier, or what is there may not be evicted."""
+
+    kind = "full"
+
+
+class TierDamagedError(TierError):
+    """What is stored is not what was put. The tier has deleted it."""
+
+    kind = "damaged"
+
+
+class TierTimeoutError(TierError):
+    """The tier did not answer in time."""
+
+    kind = "timeout"
+
+
 class IntegrityError(ProlepsisError):
     """An internal invariant is broken: a fault of Prolepsis itself, found before it could return a wrong result."""

@@ -15,6 +15,7 @@ from prolepsis.engine.progress import bar as bar
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError
 from prolepsis.model.decoder import PRECISIONS
+from prolepsis.model.memory import parse_size
 
 err = Console(stderr=True)
 """Everything but results goes here, so that standard output can be piped."""
@@ -65,8 +66,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 T = TypeVar("T")
 
 _LONGEST_TEXT = 64 << 20  # bytes; far more than any context holds
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def load(
@@ -147,20 +146,6 @@ def show(text: str) -> None:
     """Text of an answer on standard output, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def parse_size(text: str, flag: str) -> int:
-    """Bytes of "512MiB", "2 GiB", "1.5GB" or a plain number. InputError names the flag."""
-    digits = text.strip()
-    number = digits.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = digits[len(number) :].strip().upper()
-    try:
-        size = float(number) * _UNITS[unit]
-        if not 0 < size < 1 << 60:
-            raise ValueError
-    except (ValueError, KeyError):
-        raise InputError(f"{flag} {text!r} is not a size; write for example 512MiB or 2GiB") from None
-    return int(size)
 
 
 def read_text(path: Path, flag: str) -> str:

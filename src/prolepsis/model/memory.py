@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""How much memory there is, and sizes in words."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 from prolepsis.errors import InputError
 
 _CGROUP = Path("/sys/fs/cgroup")
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def free_memory() -> int:
@@ -23,6 +25,20 @@ def require_memory(what: str, needed: int) -> None:
 def shown(count: int) -> str:
     """Bytes in MiB or GiB, for errors."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
+
+
+def parse_size(text: str, what: str) -> int:
+    """Bytes of "512MiB", "2 GiB", "1.5GB" or a plain number. InputError names `what`: a flag, say."""
+    digits = text.strip()
+    number = digits.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = digits[len(number) :].strip().upper()
+    try:
+        size = float(number) * _UNITS[unit]
+        if not 0 < size < 1 << 60:
+            raise ValueError
+    except (ValueError, KeyError):
+        raise InputError(f"{what} {text!r} is not a size; write for example 512MiB or 2GiB") from None
+    return int(size)
 
 
 def _free_on_machine() -> int:

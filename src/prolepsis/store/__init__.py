@@ -1,6 +1,26 @@
 """Where coded segments live."""
 
 from prolepsis.store.files import BusyError, lock_file, replace_file, require_writable
+from prolepsis.store.memory_tier import MemoryTier
 from prolepsis.store.session_file import append_session, open_session
+from prolepsis.store.tier import PinningTier, Tier, Usage
+from prolepsis.store.tiers import Found, Located, Stored, Tiers
+from prolepsis.store.watched_tier import TierStatistics
 
-__all__ = ["BusyError", "append_session", "lock_file", "open_session", "replace_file", "require_writable"]
+__all__ = [
+    "BusyError",
+    "Found",
+    "Located",
+    "MemoryTier",
+    "PinningTier",
+    "Stored",
+    "Tier",
+    "TierStatistics",
+    "Tiers",
+    "Usage",
+    "append_session",
+    "lock_file",
+    "open_session",
+    "replace_file",
+    "require_writable",
+]

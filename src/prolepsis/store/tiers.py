@@ -1,0 +1,131 @@
+"""The store: tiers from fast to slow, as one."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prolepsis.store.tier import Tier, check_key
+from prolepsis.store.watched_tier import TierStatistics, WatchedTier
+
+_LOCKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Names of the tiers that took an entry, fastest first, and whether one of them promised to keep it."""
+
+    tiers: tuple[str, ...]
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry, the tier it came from, and in how many seconds."""
+
+    data: bytes
+    tier: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The fastest tier that holds an entry, and the entry's size in bytes."""
+
+    tier: str
+    size: int
+
+
+class Tiers:
+    """Entries in several tiers, fastest first.
+
+    No method raises TierError: what a tier fails at is counted in its statistics, and the others serve. A tier that
+    failed is left alone for a second, then for twice as long with each failure, up to a minute. Every method may be
+    called from several threads; calls about one key wait for each other. All raise InputError for a bad key.
+    """
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = [WatchedTier(tier) for tier in tiers]
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def put(self, key: str, data: bytes, pinned: bool = False) -> Stored:
+        """Write to every tier that has room. A tier that did not take it does not keep an older value either.
+
+        pinned: as by `pin` afterwards.
+        """
+        with self._lock(key):
+            names = tuple(tier.name for tier in self._tiers if tier.put(key, data))
+            stored = Stored(names, pinned and self._pin(key))
+        self._delete_stale()
+        return stored
+
+    def get(self, key: str) -> Found | None:
+        """The entry, from the fastest tier that has it; faster ones have it afterwards."""
+        with self._lock(key):
+            for place, tier in enumerate(self._tiers):
+                found = tier.get(key)
+                if found is not None:
+                    data, seconds = found
+                    for faster in self._tiers[:place]:
+                        faster.put(key, data)
+                    return Found(data, tier.name, seconds)
+        return None
+
+    def locate(self, key: str) -> Located | None:
+        """Where `get` would find the entry: no byte of it is read."""
+        check_key(key)
+        for tier in self._tiers:
+            size = tier.size(key)
+            if size is not None:
+                return Located(tier.name, size)
+        return None
+
+    def delete(self, key: str) -> None:
+        """Forget the entry and its pin in every tier. A tier that fails forgets it when it works again."""
+        with self._lock(key):
+            for tier in self._tiers:
+                tier.delete(key)
+
+    def keys(self, kind: str = "") -> Iterator[str]:
+        """Keys of that kind (what stands before the hyphen), or all, each once, in no order; of tiers that answer."""
+        seen: set[str] = set()
+        for tier in self._tiers:
+            for key in tier.keys(kind):
+                if key not in seen:
+                    seen.add(key)
+                    yield key
+
+    def pin(self, key: str) -> bool:
+        """Never evict the entry. False where no tier holds it that can promise so.
+
+        The slowest tier that can does it: faster ones stay free for what is in use. A pin is a mark, not a count.
+        """
+        with self._lock(key):
+            return self._pin(key)
+
+    def unpin(self, key: str) -> None:
+        """Let the entry be evicted again."""
+        with self._lock(key):
+            for tier in self._tiers:
+                tier.unpin(key)
+
+    def statistics(self) -> list[TierStatistics]:
+        """Of each tier, fastest first."""
+        return [tier.statistics() for tier in self._tiers]
+
+    def close(self) -> None:
+        """Close every tier."""
+        for tier in self._tiers:
+            tier.close()
+
+    def _pin(self, key: str) -> bool:
+        return any(tier.pin(key) for tier in reversed(self._tiers))
+
+    def _delete_stale(self) -> None:
+        for tier in self._tiers:
+            for key in tier.stale():
+                with self._lock(key):
+                    tier.delete_stale(key)
+
+    def _lock(self, key: str) -> threading.Lock:
+        check_key(key)
+        return self._locks[hash(key) % _LOCKS]

@@ -1,6 +1,7 @@
 """`serve`: the model behind an OpenAI-compatible API."""
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +17,13 @@ from prolepsis.cli.console import (
     PrecisionOption,
     ThreadsOption,
     load,
+    note,
+    parse_size,
 )
 from prolepsis.model.pull import DEFAULT_MODEL
+from prolepsis.serve.options import ServeOptions
+
+_ACCESS, _LIMITS, _LOGS = "Who may use it", "Limits", "Logs"
 
 
 def serve(
@@ -33,6 +39,58 @@ def serve(
         typer.Option(help="Tier of the store, fastest first, e.g. memory:512MiB or disk:DIRECTORY:20GiB; may repeat."),
     ] = None,
     store_predictor: Annotated[str, typer.Option(help="What codes stored segments.")] = "auto",
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that clients must send; may repeat. Other users of this machine see it: better "
+            "--api-key-file, or PROLEPSIS_API_KEY.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Keys, one a line.", rich_help_panel=_ACCESS)] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name that the server goes by, besides localhost; may repeat.", rich_help_panel=_ACCESS),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin whose pages may use the server; may repeat. Default: none.", rich_help_panel=_ACCESS),
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="Sequences that may wait; more get 429.", min=0, rich_help_panel=_LIMITS)
+    ] = ServeOptions.max_queue,
+    max_sequences: Annotated[
+        int, typer.Option(help="Sequences of one request, prompts times n.", min=1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.max_sequences,
+    max_body: Annotated[str, typer.Option(help="Size of a body.", rich_help_panel=_LIMITS)] = "4MiB",
+    max_header: Annotated[
+        str, typer.Option(help="Size of a request's first line and headers.", rich_help_panel=_LIMITS)
+    ] = "16KiB",
+    max_connections: Annotated[
+        int, typer.Option(help="Connections at once.", min=1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.max_connections,
+    header_timeout: Annotated[
+        float, typer.Option(help="Seconds for the headers to come.", min=0.1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.header_timeout,
+    body_timeout: Annotated[
+        float, typer.Option(help="Seconds for the body to come.", min=0.1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.body_timeout,
+    send_timeout: Annotated[
+        float, typer.Option(help="Seconds a client may stop reading.", min=0.1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.send_timeout,
+    keep_alive_timeout: Annotated[
+        int, typer.Option(help="Seconds a connection may idle.", min=0, rich_help_panel=_LIMITS)
+    ] = ServeOptions.keep_alive_timeout,
+    request_timeout: Annotated[
+        float, typer.Option(help="Seconds for a whole request.", min=0.1, rich_help_panel=_LIMITS)
+    ] = ServeOptions.request_timeout,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds for open requests once told to end.", min=0, rich_help_panel=_LIMITS)
+    ] = ServeOptions.drain_timeout,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.", rich_help_panel=_LOGS)] = False,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log what is asked, too.", rich_help_panel=_LOGS)
+    ] = False,
     max_context: ContextOption = None,
     kv_memory: MemoryOption = None,
     kv_dtype: DtypeOption = "bf16",
@@ -44,7 +102,6 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients expect it."""
     from prolepsis.serve.lifecycle import run  # here, since no other command needs what it imports
-    from prolepsis.serve.options import ServeOptions
 
     options = ServeOptions(
         model=model,
@@ -53,9 +110,27 @@ def serve(
         served_model_name=served_model_name,
         stores=tuple(store or ()),
         store_predictor=store_predictor,
+        api_keys=_keys(api_key or [], api_key_file),
+        allowed_hosts=tuple(allowed_host or ()),
+        cors_origins=tuple(cors_origin or ()),
+        max_queue=max_queue,
+        max_sequences=max_sequences,
+        max_body=parse_size(max_body, "--max-body"),
+        max_header=parse_size(max_header, "--max-header"),
+        max_connections=max_connections,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        send_timeout=send_timeout,
+        keep_alive_timeout=keep_alive_timeout,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+        log_json=log_json,
+        log_prompts=log_prompts,
     )
     load_model = partial(
         load,
+        note,
+        parse_size,
         model,
         max_context=max_context,
         kv_memory=kv_memory,
@@ -68,3 +143,12 @@ def serve(
         max_running=max_running,
     )
     run(options, load_model)
+
+
+def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    from prolepsis.serve.auth import is_readable_by_others, read_keys
+
+    keys = read_keys(given, file)
+    if file is not None and is_readable_by_others(file):
+        note(f"{file} can be read by other users of this machine: chmod 600 {file}", "yellow")
+    return keys

@@ -62,9 +62,11 @@ class Engine:
         self.speculation = speculation
         """Who guesses the tokens that come next; None where nobody does."""
         self._scheduler = Scheduler(runner.cache, prefix, swap, max_running, budget)
-        self._max_running = max_running
+        self.max_running = max_running
+        """Most sequences that run at once."""
         self.traffic = Traffic()
         """What its requests get."""
+        self._finished = self._cancelled = self._failed = 0
         self._passes = self._computed = self._slots = self._wasted = 0
         self._busy_s = 0.0
         self._drafts = DraftStatistics()
@@ -94,8 +96,8 @@ class Engine:
                 f"the request may grow to {task.width} sequence(s) that hold {most_held} tokens, {blocks} blocks, but "
                 f"the KV cache has {cache.pool.num_blocks}: lower max_tokens or beam_width, or raise kv_memory"
             )
-        if task.width > self._max_running:
-            raise InputError(f"beam_width {task.width} exceeds max_running, {self._max_running} sequences at once")
+        if task.width > self.max_running:
+            raise InputError(f"beam_width {task.width} exceeds max_running, {self.max_running} sequences at once")
 
     def cancel(self, task: Task) -> None:
         """Stop a request at once, wherever it stands; its completion keeps what it has. One that has ended is left."""

@@ -1,25 +1,146 @@
 """From start to end of a server process."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import ceil
+from threading import Thread
 
 import uvicorn
 
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.llm import LLM
+from prolepsis.errors import InputError
+from prolepsis.serve.access_log import set_up_logging
 from prolepsis.serve.app import create_app
+from prolepsis.serve.browsers import is_loopback
+from prolepsis.serve.connections import limited_protocol
+from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
 
+_INTERRUPTED = 130
+_LAST_ANSWERS_S = 5  # for streams that were ended to say so, after the drain timeout
+
 
 def run(options: ServeOptions, load: Callable[[], LLM]) -> None:
-    """Serve until the process is told to end. `load` makes the model, and may take long."""
-    state = ServerState(options)
-    state.ready(AsyncEngine(load()))
-    config = uvicorn.Config(create_app(state), host=options.host, port=options.port, log_level="warning")
+    """Serve until SIGTERM or SIGINT, then let what is open end. `load` makes the model, in a thread of its own.
+
+    The port answers at once, with 503 until the model is there. Raises InputError for an address that cannot be
+    listened on, and whatever `load` raises. A second signal ends the process at once, with exit code 130.
+    """
+    asyncio.run(_Process(options, load).serve())
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Process:
+    """One run of a server."""
+
+    def __init__(self, options: ServeOptions, load: Callable[[], LLM]) -> None:
+        self._options, self._load_model = options, load
+        self._state = ServerState(options)
+        self._failure: BaseException | None = None
+        self._server = _Server(_config(self._state))
+
+    async def serve(self) -> None:
+        """See `run`."""
+        listener = _listen(self._options.host, self._options.port)
+        set_up_logging(as_json=self._options.log_json)
+        self._loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, self._on_signal)
+        _say(f"listening on {_url(listener)}, loading {self._state.model_name}")
+        if not self._options.api_keys and not is_loopback(self._options.host):
+            _say("WARNING: anyone who can reach this address can use the server: it has no --api-key")
+        Thread(target=self._load, name="prolepsis-loader", daemon=True).start()
+        try:
+            await self._server.serve([listener])
+        finally:
+            await self._close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _load(self) -> None:
+        start = time.monotonic()
+        try:
+            engine = AsyncEngine(self._load_model())
+        except BaseException as error:
+            self._tell(self._failed, error)
+        else:
+            self._tell(self._loaded, engine, time.monotonic() - start)
+
+    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _loaded(self, engine: AsyncEngine, seconds: float) -> None:
+        if self._state.phase == "loading":
+            self._state.ready(engine)
+            _say(f"ready after {seconds:.1f} s")
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+        self._server.should_exit = True
+
+    def _on_signal(self) -> None:
+        if self._state.phase == "draining":
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        self._state.phase = "draining"
+        self._server.should_exit = True
+        requests = self._state.requests
+        requests.end("the server is shutting down", only=lambda method: method != "POST")
+        timeout = self._options.drain_timeout
+        why = f"the server is shutting down, and has waited {timeout:g} s (--drain-timeout)"
+        self._loop.call_later(timeout, requests.end, why)
+        _say(f"shutting down; {len(requests)} requests have {timeout:g} s; a second signal ends them at once")
+
+    async def _close(self) -> None:
+        self._state.encoder.shutdown(wait=False, cancel_futures=True)
+        if self._state.engine is not None:
+            await self._state.engine.close()
+
+
+def _config(state: ServerState) -> uvicorn.Config:
+    options = state.options
+    return uvicorn.Config(
+        guarded(create_app(state), state),
+        http=limited_protocol(options.max_connections, options.header_timeout, options.send_timeout),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=options.keep_alive_timeout,
+        timeout_graceful_shutdown=ceil(options.drain_timeout) + _LAST_ANSWERS_S,
+        h11_max_incomplete_event_size=options.max_header,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        uvicorn.Server(config).run()
-    finally:
-        engine = state.engine
-        if engine is not None:
-            asyncio.run(engine.close())
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _say(what: str) -> None:
+    print(f"prolepsis: {what}", file=sys.stderr, flush=True)

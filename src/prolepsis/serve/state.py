@@ -12,7 +12,9 @@ from fastapi import Request
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
 from prolepsis.engine.llm import LLM
+from prolepsis.serve.admission import Admission
 from prolepsis.serve.errors import APIError
+from prolepsis.serve.limits import OpenRequests
 from prolepsis.serve.options import ServeOptions
 
 Phase = Literal["loading", "ready", "draining"]
@@ -29,12 +31,19 @@ class ServerState:
     phase: Phase = "loading"
     engine: AsyncEngine | None = None
     """Runs the requests; its `llm` is the model."""
+    admission: Admission = field(init=False)
+    """Who may wait."""
+    requests: OpenRequests = field(default_factory=OpenRequests)
+    """Those that are being answered."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, in seconds."""
     observers: list[Callable[[Completion], None]] = field(default_factory=list)
     """Each is called, in the event loop, with every completion that has ended, for whatever reason."""
     encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prolepsis-encoder"))
     """The one thread for chat templates and tokenizing, which may take seconds and share their state."""
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.options.max_queue, self.options.max_sequences)
 
     @property
     def model_name(self) -> str:
@@ -49,6 +58,7 @@ class ServerState:
     def ready(self, engine: AsyncEngine) -> None:
         """The model is loaded."""
         self.engine = engine
+        self.admission.running = engine.llm.engine.max_running
         self.phase = "ready"
 
     def require_ready(self) -> AsyncEngine:

@@ -129,8 +129,6 @@ def serve(
     )
     load_model = partial(
         load,
-        note,
-        parse_size,
         model,
         max_context=max_context,
         kv_memory=kv_memory,

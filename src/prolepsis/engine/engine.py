@@ -66,7 +66,6 @@ class Engine:
         """Most sequences that run at once."""
         self.traffic = Traffic()
         """What its requests get."""
-        self._finished = self._cancelled = self._failed = 0
         self._passes = self._computed = self._slots = self._wasted = 0
         self._busy_s = 0.0
         self._drafts = DraftStatistics()

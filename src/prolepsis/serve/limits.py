@@ -13,6 +13,25 @@ from prolepsis.serve.errors import APIError
 _LAST_WORDS_S = 1.0  # for a client that does not even read why its answer ends
 
 
+class HeaderLimit:
+    """Refuses headers that are too long. (Those that come bit by bit fail while they come: `connections`.)"""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._size(scope) > self._max_bytes:
+            error = APIError(431, "the headers are too long (--max-header)", code="headers_too_long")
+            await refuse(error, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    @staticmethod
+    def _size(scope: Scope) -> int:
+        first_line = len(scope["path"]) + len(scope.get("query_string", b""))
+        return first_line + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
 class BodyLimit:
     """Reads a body whole, before an endpoint is called, and refuses one that is too large, too slow or compressed.
 

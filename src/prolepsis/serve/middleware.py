@@ -6,7 +6,7 @@ from prolepsis.serve.access_log import AccessLog
 from prolepsis.serve.admission import Gate
 from prolepsis.serve.auth import Auth
 from prolepsis.serve.browsers import HostCheck, SecurityHeaders, with_cors
-from prolepsis.serve.limits import BodyLimit, TimeLimit
+from prolepsis.serve.limits import BodyLimit, HeaderLimit, TimeLimit
 from prolepsis.serve.state import ServerState
 
 
@@ -19,5 +19,6 @@ def guarded(app: ASGIApp, state: ServerState) -> ASGIApp:
     app = Auth(app, options.api_keys)
     app = with_cors(app, options.cors_origins)
     app = HostCheck(app, options.host, options.allowed_hosts, options.cors_origins)
+    app = HeaderLimit(app, options.max_header)
     app = SecurityHeaders(app)
     return AccessLog(app, as_json=options.log_json, prompts=options.log_prompts)

@@ -18,8 +18,8 @@ from prolepsis.cli.console import (
     ThreadsOption,
     load,
     note,
-    parse_size,
 )
+from prolepsis.model.memory import parse_size
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.serve.options import ServeOptions
 

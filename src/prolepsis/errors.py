@@ -17,6 +17,10 @@ class InputError(ProlepsisError):
         self.field = field
 
 
+class ContextLengthError(InputError):
+    """A prompt that the context has no room for."""
+
+
 class ModelFileError(InputError):
     """A model file is missing, damaged, or of a kind this version does not read."""
 

@@ -129,6 +129,24 @@ class Stream:
             self._engine._worker.add(self._reader)
         return await self._reader.items.get()
 
+    async def read(self) -> list[Delta]:
+        """All deltas that are there by now, waiting for the first; none once the request has ended.
+
+        Raises as `__anext__` does, after what came before the failure was read.
+        """
+        try:
+            deltas = [await anext(self)]
+        except StopAsyncIteration:
+            return []
+        while self._reader is not None and not self._ended and not self._reader.items.empty():
+            item = self._reader.items.get_nowait()
+            if isinstance(item, Exception):
+                self._reader.items.put_nowait(item)
+                break
+            deltas.append(item)
+            self._ended = item.finish_reason is not None
+        return deltas
+
     def close(self) -> None:
         """Cancel the request, if it runs; the iterator has ended then."""
         if self._reader is not None and not self._ended:

@@ -1,6 +1,8 @@
 """What comes out of a request: piece by piece, and in the end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from prolepsis.engine.sampler import SampledToken
@@ -40,3 +42,19 @@ class Completion:
     error: Exception | None = field(default=None, compare=False)
     """Why the request ended before its time."""
     statistics: RequestStatistics = field(default_factory=RequestStatistics, compare=False)
+
+
+def best(completions: Sequence[Completion], n: int) -> list[Completion]:
+    """The `n` with the highest log-probability a token, best first; all of them, as they are, where there are no more.
+
+    One that failed is the worst.
+    """
+    if len(completions) <= n:
+        return list(completions)
+
+    def worth(completion: Completion) -> float:
+        if completion.cumulative_logprob is None:
+            return -inf
+        return completion.cumulative_logprob / len(completion.token_ids)
+
+    return sorted(completions, key=worth, reverse=True)[:n]

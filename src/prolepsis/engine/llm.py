@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 from operator import index
 from typing import cast
 
@@ -15,7 +14,7 @@ import numpy as np
 from prolepsis.coding import RopeSpec
 from prolepsis.engine.beam_request import BeamRequest
 from prolepsis.engine.beam_search import BeamParams
-from prolepsis.engine.completion import Completion, Delta
+from prolepsis.engine.completion import Completion, Delta, best
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.interrupts import deferred
@@ -28,7 +27,7 @@ from prolepsis.engine.sequence import Sequence
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.engine.task import Task
-from prolepsis.errors import InputError
+from prolepsis.errors import ContextLengthError, InputError
 from prolepsis.kernels import compiled_before
 from prolepsis.kernels.team import MAX_THREADS
 from prolepsis.kv.cache import PagedKVCache
@@ -205,7 +204,7 @@ class LLM:
         if not tokens:
             raise InputError("the prompt is empty")
         if len(tokens) >= self.max_context:
-            raise InputError(
+            raise ContextLengthError(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self.max_context} "
                 "and the answer needs room too; shorten the prompt, or raise max_context or kv_memory where the model "
                 f"allows it (it was trained for {self.config.max_context})"
@@ -243,7 +242,11 @@ class LLM:
                 self._run_all(groups, on_progress)
         else:
             self._run_all(groups, progress or _ignore)
-        return [completion for group, each in zip(groups, wanted, strict=True) for completion in _best(group, each)]
+        return [
+            completion
+            for group, each in zip(groups, wanted, strict=True)
+            for completion in best(_completions(group), each.n)
+        ]
 
     def _run_all(self, groups: Many[Many[Task]], on_progress: Progress) -> None:
         left = {request: index for index, group in enumerate(groups) for request in group}
@@ -355,18 +358,8 @@ def _one_for_each(params: Params | Many[Params] | None, prompts: int) -> Many[Pa
     return params
 
 
-def _best(group: Many[Task], params: Params) -> list[Completion]:
-    """The completions of a prompt that are asked for, best first where more were made."""
-    completions = [completion for task in group for completion in task.completions]
-    if len(completions) <= params.n:
-        return completions
-
-    def worth(completion: Completion) -> float:
-        if completion.cumulative_logprob is None:
-            return -inf
-        return completion.cumulative_logprob / len(completion.token_ids)
-
-    return sorted(completions, key=worth, reverse=True)[: params.n]
+def _completions(group: Many[Task]) -> list[Completion]:
+    return [completion for task in group for completion in task.completions]
 
 
 def _check_bytes(name: str, value: object) -> None:

@@ -2,9 +2,16 @@
 
 from fastapi import FastAPI
 
-from prolepsis.serve import completions, live, models
+from prolepsis.serve import chat, completions, live, models
 from prolepsis.serve.errors import add_handlers
 from prolepsis.serve.state import ServerState
+
+_ROUTERS = (
+    models.router,
+    completions.router,
+    chat.router,
+    live.router,
+)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -13,6 +20,6 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.state.live = live.Live(state)
     add_handlers(app)
-    for module in (models, completions, live):
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     return app

@@ -1,39 +1,124 @@
 """/v1/completions: text that continues a prompt."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-from fastapi import APIRouter, Depends
-from pydantic import BaseModel
+import msgspec
+from fastapi import APIRouter, Request, Response
 
+from prolepsis.engine.completion import Completion, best
+from prolepsis.engine.llm import LLM
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.serve.state import ServerState, server_state
+from prolepsis.errors import InputError
+from prolepsis.serve.answers import Head, details_of, json_response, new_head, usage_of
+from prolepsis.serve.generation import Generation, News
+from prolepsis.serve.logprobs import Spelling, TextLogprobs, TextLogprobsWriter
+from prolepsis.serve.sampling import sampling_params
+from prolepsis.serve.schemas import CompletionBody
+from prolepsis.serve.state import State
+from prolepsis.serve.streaming import EventStream, Held
 
 router = APIRouter()
 
 
-class CompletionBody(BaseModel):
-    """What is asked for."""
+class Choice(msgspec.Struct):
+    """One completion, or a piece of one."""
 
-    model: str | None = None
-    prompt: str
-    max_tokens: int = 16
-    temperature: float = 1.0
-    seed: int | None = None
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
 
 
 @router.post("/v1/completions")
-async def create(body: CompletionBody, state: Annotated[ServerState, Depends(server_state)]) -> dict[str, Any]:
-    """Continue a prompt."""
+async def create(body: CompletionBody, request: Request, state: State) -> Response:
+    """Continue one prompt or several."""
     state.require_model(body.model)
-    params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature, seed=body.seed)
-    stream = state.require_ready().generate(body.prompt, params)
-    async for _ in stream:
-        pass
-    done = stream.completion
-    return {
-        "id": "cmpl-0",
-        "object": "text_completion",
-        "created": state.started,
-        "model": state.model_name,
-        "choices": [{"index": 0, "text": done.text, "finish_reason": done.finish_reason, "logprobs": None}],
-    }
+    params = _params(body)
+    llm = state.llm
+    prompts = await state.encode("prompt", _encode, llm, body.prompt)
+    echoes = [llm.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
+    generation = Generation.begin(request, state, body, prompts, params)
+    spelling = Spelling(llm.tokenizer, params)
+    head = new_head("cmpl", "text_completion", state.model_name)
+    if body.stream:
+        writer = _Writer(generation, spelling, echoes)
+        return EventStream(generation, head, writer, include_usage=body.includes_usage)
+    await generation.finish()
+    return json_response(_answer(generation, spelling, echoes, head))
+
+
+def _params(body: CompletionBody) -> SamplingParams:
+    params = sampling_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs, best_of=body.best_of)
+    if body.stream and params.samples != params.n:
+        raise InputError("best_of is not for streams: the best are known in the end only", field="best_of")
+    if body.echo and body.logprobs is not None:
+        raise InputError("echo has no log-probabilities: leave out echo, or logprobs", field="echo")
+    return params
+
+
+def _encode(llm: LLM, prompt: Any) -> list[list[int]]:
+    """Token ids of every prompt. Raises InputError for what is none."""
+    if isinstance(prompt, str):
+        return [llm.encode(prompt)]
+    if not isinstance(prompt, list) or not prompt:
+        raise InputError("prompt must be a text, a list of texts, token ids, or a list of lists of token ids")
+    if any(isinstance(each, str | list) for each in prompt):
+        return [llm.encode(_one(each)) for each in prompt]
+    return [llm.encode(_one(prompt))]
+
+
+def _one(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+        raise InputError("prompt: every prompt must be a text, or a list of token ids")
+    return prompt
+
+
+def _answer(generation: Generation, spelling: Spelling, echoes: Sequence[str], head: Head) -> dict[str, Any]:
+    """All of it at once."""
+    samples, n = generation.params.samples, generation.params.n
+    choices: list[Choice] = []
+    kept: list[Completion] = []
+    for number, echo in enumerate(echoes):
+        for done in best(generation.completions[number * samples : (number + 1) * samples], n):
+            kept.append(done)
+            choices.append(Choice(len(choices), echo + done.text, _logprobs(spelling, done), done.finish_reason))
+    extra = {"choices": choices, "usage": usage_of(generation), "prolepsis": details_of(kept)}
+    return msgspec.structs.asdict(head) | extra
+
+
+def _logprobs(spelling: Spelling, done: Completion) -> TextLogprobs | None:
+    if not done.logprobs:
+        return None
+    return TextLogprobsWriter(spelling).write(spelling.listed(done.logprobs, done.finish_reason))
+
+
+class _Writer:
+    """Pieces of choices. See `streaming.Writer`."""
+
+    def __init__(self, generation: Generation, spelling: Spelling, echoes: Sequence[str]) -> None:
+        self._echoes = [echo for echo in echoes for _ in range(generation.params.samples)]
+        self._held = Held(len(self._echoes))
+        self._spelling = spelling
+        self._logprobs: list[TextLogprobsWriter] = []
+        if generation.params.logprobs is not None:
+            self._logprobs = [TextLogprobsWriter(spelling) for _ in self._echoes]
+
+    def begin(self) -> Sequence[bytes]:
+        return [_encoded(index, echo, None, None) for index, echo in enumerate(self._echoes) if echo]
+
+    def write(self, news: News) -> Sequence[bytes]:
+        news = self._held.with_earlier(news)
+        if not news.deltas:
+            return []
+        logprobs = None
+        if self._logprobs:
+            tokens = self._spelling.listed(news.tokens, news.finish_reason)
+            logprobs = self._logprobs[news.choice].write(tokens)
+        return [_encoded(news.choice, news.text, logprobs, news.finish_reason)]
+
+
+def _encoded(index: int, text: str, logprobs: TextLogprobs | None, finish_reason: str | None) -> bytes:
+    return msgspec.json.encode(Choice(index, text, logprobs, finish_reason))

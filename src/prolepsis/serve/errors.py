@@ -1,6 +1,7 @@
 """Whatever goes wrong, as OpenAI's error object."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.errors import ContextLengthError, InputError, ProlepsisError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -55,7 +56,8 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, InputError):
-        return APIError(400, str(error), param=error.field)
+        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        return APIError(400, str(error), param=error.field, code=code)
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
@@ -81,6 +83,16 @@ def field_name(location: Sequence[str | int]) -> str:
     for part in location:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     return name
+
+
+@contextmanager
+def blame(field: str) -> Iterator[None]:
+    """Have an InputError that names no field name this one."""
+    try:
+        yield
+    except InputError as error:
+        error.field = error.field or field
+        raise
 
 
 async def _answer(_: Request, error: Exception) -> Response:

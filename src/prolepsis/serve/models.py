@@ -1,14 +1,19 @@
 """What the server is and has: models, version, health, and its tokenizer."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Response
 
-from prolepsis.serve.state import ServerState, server_state
+from prolepsis.engine.llm import LLM
+from prolepsis.errors import InputError
+from prolepsis.model.chat_template import encode_chat
+from prolepsis.serve.answers import json_response
+from prolepsis.serve.messages import messages_of
+from prolepsis.serve.schemas import DetokenizeBody, TokenizeBody
+from prolepsis.serve.state import ServerState, State
 
 router = APIRouter()
-State = Annotated[ServerState, Depends(server_state)]
 
 
 @router.get("/health")
@@ -49,3 +54,33 @@ def _model(state: ServerState) -> dict[str, Any]:
         "owned_by": "prolepsis",
         "max_model_len": None if engine is None else engine.llm.max_context,
     }
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, state: State) -> Response:
+    """Token ids of a text, or of a conversation as the model would read it."""
+    state.require_model(body.model)
+    field = "prompt" if body.messages is None else "messages"
+    tokens = await state.encode(field, _tokens, state.llm, body)
+    return json_response({"count": len(tokens), "max_model_len": state.llm.max_context, "tokens": tokens})
+
+
+def _tokens(llm: LLM, body: TokenizeBody) -> list[int]:
+    if body.messages is not None:
+        return encode_chat(llm.tokenizer, llm.chat_template, messages_of(body.messages))
+    has_bos = body.add_special_tokens and llm.tokenizer.add_bos
+    return llm.tokenizer.encode(body.prompt or "", add_bos=has_bos)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, state: State) -> Response:
+    """The text of token ids, control tokens by name."""
+    state.require_model(body.model)
+    text = await state.encode("tokens", _text, state.llm, body.tokens)
+    return json_response({"prompt": text})
+
+
+def _text(llm: LLM, tokens: list[int]) -> str:
+    if not all(0 <= token < llm.tokenizer.vocab_size for token in tokens):
+        raise InputError(f"tokens must be ids below {llm.tokenizer.vocab_size}")
+    return llm.tokenizer.decode(tokens, skip_special=False)

@@ -1,22 +1,25 @@
 """What a server has: the engine, and how far it is."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
 from prolepsis.engine.llm import LLM
 from prolepsis.serve.admission import Admission
-from prolepsis.serve.errors import APIError
+from prolepsis.serve.errors import APIError, blame
 from prolepsis.serve.limits import OpenRequests
 from prolepsis.serve.options import ServeOptions
 
+T = TypeVar("T")
 Phase = Literal["loading", "ready", "draining"]
 
 
@@ -44,6 +47,11 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.options.max_queue, self.options.max_sequences)
+
+    async def encode(self, field: str, function: Callable[..., T], *arguments: Any) -> T:
+        """`function(*arguments)` in the thread of `encoder`; an InputError that names no field names `field`."""
+        with blame(field):
+            return await asyncio.get_running_loop().run_in_executor(self.encoder, partial(function, *arguments))
 
     @property
     def model_name(self) -> str:
@@ -88,3 +96,7 @@ def server_state(request: Request) -> ServerState:
     """The state of the app that a request came to."""
     state: ServerState = request.app.state.server
     return state
+
+
+State = Annotated[ServerState, Depends(server_state)]
+"""A parameter of an endpoint."""

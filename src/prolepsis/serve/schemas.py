@@ -1,0 +1,162 @@
+"""The bodies of requests: their fields and JSON types. Ranges are checked where the values are used.
+
+Fields that nobody knows are ignored, since clients send new ones before servers know them. Those that are known and not
+supported are refused by name where ignoring them would change what comes out.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from prolepsis.errors import InputError
+
+
+class Body(BaseModel):
+    """A body in which no value is taken for one of another type, and null is the default."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    refused: ClassVar[Mapping[str, tuple[object, str]]] = {}
+    """Name -> the value that asks for nothing, beside null; and what to do instead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, (harmless, advice) in cls.refused.items():
+            if body.get(name) not in (None, harmless):
+                raise InputError(f"{name} is not supported; {advice}", field=name)
+        return {name: value for name, value in body.items() if value is not None}
+
+
+_LEAVE_OUT = "leave it out"
+_USE_TOOLS = "use tools"
+
+
+class StreamOptions(Body):
+    """What a stream is to have beside the text."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(Body):
+    """What both kinds of completions can be asked for; without a comment here, as in `SamplingParams`."""
+
+    refused: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "use_beam_search": (False, "use `prolepsis generate --beam-width`"),
+        "min_tokens": (0, _LEAVE_OUT),
+        "prompt_logprobs": (0, _LEAVE_OUT),
+        "allowed_token_ids": ([], _LEAVE_OUT),
+        "bad_words": ([], "use logit_bias"),
+        "logits_processors": ([], _LEAVE_OUT),
+        "truncate_prompt_tokens": (-1, "shorten the prompt"),
+        "skip_special_tokens": (True, _LEAVE_OUT),
+    }
+
+    model: str | None = None
+    """The served one is meant where it is left out."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    stop: str | list[Any] = []
+    stop_token_ids: list[Any] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    priority: int = 0
+    """Lower is served first."""
+    cache_salt: str = ""
+    """Only requests with the same one share K and V."""
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the number of its tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise InputError("stream_options are for streams: set stream, or leave them out", field="stream_options")
+        return self
+
+
+class CompletionBody(GenerationBody):
+    """/v1/completions."""
+
+    refused: ClassVar[Mapping[str, tuple[object, str]]] = {**GenerationBody.refused, "suffix": ("", _LEAVE_OUT)}
+
+    prompt: Any
+    """A text, a list of texts, token ids, or a list of lists of these."""
+    max_tokens: int = 16
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool = False
+    """Whether the text begins with the prompt."""
+
+
+class ChatBody(GenerationBody):
+    """/v1/chat/completions."""
+
+    refused: ClassVar[Mapping[str, tuple[object, str]]] = {
+        **GenerationBody.refused,
+        "functions": ([], _USE_TOOLS),
+        "function_call": ("none", _USE_TOOLS),
+        "tools": ([], _LEAVE_OUT),
+        "response_format": ({"type": "text"}, _LEAVE_OUT),
+        "audio": (None, _LEAVE_OUT),
+        "modalities": (["text"], "answers are text"),
+        "moderation": (None, _LEAVE_OUT),
+        "web_search_options": (None, _LEAVE_OUT),
+        "continue_final_message": (False, _LEAVE_OUT),
+        "add_generation_prompt": (True, _LEAVE_OUT),
+        "chat_template": (None, "the model's own is used"),
+        "chat_template_kwargs": ({}, _LEAVE_OUT),
+        "documents": ([], "put them into a message"),
+    }
+
+    messages: list[Any]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    """The older name; `max_completion_tokens` goes before it. Without either: as many as the context has room for."""
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    """Only with `logprobs`."""
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InputError("top_logprobs needs logprobs to be true", field="top_logprobs")
+        return self
+
+
+class TokenizeBody(Body):
+    """/tokenize: a text, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool = True
+    """Whether a text gets the BOS token, where the model has one."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise InputError("give either prompt or messages", field="prompt")
+        return self
+
+
+class DetokenizeBody(Body):
+    """/detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from prolepsis.serve import chat, completions, live, models
+from prolepsis.serve import chat, completions, live, metrics, models
 from prolepsis.serve.errors import add_handlers
 from prolepsis.serve.state import ServerState
 
@@ -11,6 +11,7 @@ _ROUTERS = (
     completions.router,
     chat.router,
     live.router,
+    metrics.router,
 )
 
 
@@ -19,6 +20,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="Prolepsis", docs_url=None, redoc_url=None)
     app.state.server = state
     app.state.live = live.Live(state)
+    app.state.metrics = metrics.Metrics(app.state.live, state.answers)
     add_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -8,6 +8,7 @@ However many pages are open, one view a second is taken, in the engine's thread 
     max_context   tokens a sequence may have; null while loading
     at            when the view was taken, on a clock that only goes forward: rates are differences of two views
     uptime_s      since the server was started
+    refused       how many requests have found the queue full
     engine        null while loading, else:
       running       the requests that hold blocks, in their order: number (its own for ever), priority, prompt_tokens,
                     cached_tokens (of the prompt, found in a cache), output_tokens (0: it still reads its prompt),
@@ -63,6 +64,8 @@ class View(NamedTuple):
     at: float
     """`time.monotonic`."""
     uptime_s: float
+    refused: int
+    """Requests that found the queue full, so far."""
     engine: EngineSnapshot | None
     """None while the model is loading."""
 
@@ -122,6 +125,7 @@ class Live:
             max_context=None if engine is None else engine.llm.max_context,
             at=now if snapshot is None else snapshot.at,
             uptime_s=now - self._began,
+            refused=state.admission.refused,
             engine=snapshot,
         )
 

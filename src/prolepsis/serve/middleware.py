@@ -4,6 +4,7 @@ from starlette.types import ASGIApp
 
 from prolepsis.serve.access_log import AccessLog
 from prolepsis.serve.admission import Gate
+from prolepsis.serve.answer_counts import CountAnswers
 from prolepsis.serve.auth import Auth
 from prolepsis.serve.browsers import HostCheck, SecurityHeaders, with_cors
 from prolepsis.serve.limits import BodyLimit, HeaderLimit, TimeLimit
@@ -21,4 +22,5 @@ def guarded(app: ASGIApp, state: ServerState) -> ASGIApp:
     app = HostCheck(app, options.host, options.allowed_hosts, options.cors_origins)
     app = HeaderLimit(app, options.max_header)
     app = SecurityHeaders(app)
+    app = CountAnswers(app, state.answers)
     return AccessLog(app, as_json=options.log_json, prompts=options.log_prompts)

@@ -15,6 +15,7 @@ from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
 from prolepsis.engine.llm import LLM
 from prolepsis.serve.admission import Admission
+from prolepsis.serve.answer_counts import AnswerCounts
 from prolepsis.serve.errors import APIError, blame
 from prolepsis.serve.limits import OpenRequests
 from prolepsis.serve.options import ServeOptions
@@ -38,6 +39,8 @@ class ServerState:
     """Who may wait."""
     requests: OpenRequests = field(default_factory=OpenRequests)
     """Those that are being answered."""
+    answers: AnswerCounts = field(default_factory=AnswerCounts)
+    """Counts what was answered."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, in seconds."""
     observers: list[Callable[[Completion], None]] = field(default_factory=list)

@@ -2,21 +2,19 @@
 
 import asyncio
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Thread, current_thread
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Sequence as Many
+from typing import Self, TypeVar
 
 from prolepsis.engine.completion import Completion, Delta
-from prolepsis.engine.engine import Engine
+from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM, Prompt
 from prolepsis.engine.request import Request
+from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.engine.task import Task
-from prolepsis.errors import InputError, ProlepsisError
+from prolepsis.engine.store_writer import SavedChain
+from prolepsis.engine.worker import Reader, Worker
+from prolepsis.errors import InputError
 
 Result = TypeVar("Result")
 
@@ -32,9 +30,12 @@ class AsyncEngine:
     closed nor used any more ends its thread when it is collected, or when the interpreter exits.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, store: KVStore | None = None) -> None:
+        """store: made for `llm`; prompts are restored from it before they are queued, and what has ended is stored in
+        it. Who opened it closes it, after this."""
         self.llm = llm
-        self._worker = _Worker(llm.engine)
+        self.store = store
+        self._worker = Worker(llm.engine, store)
         self._stop = weakref.finalize(self, self._worker.stop)
 
     def generate(
@@ -75,6 +76,31 @@ class AsyncEngine:
         """
         return await asyncio.wrap_future(self._worker.call(function))
 
+    async def prefetch(self, tokens: Many[int], cache_salt: str = "") -> RestorePlan | None:
+        """Bring K and V of `tokens` from the store into the pool, as for a request that continues them.
+
+        Returns what became of it; None where there is no store, or the pool has them. Raises ProlepsisError after
+        `close`.
+        """
+        return await asyncio.wrap_future(self._worker.prefetch(list(tokens), cache_salt))
+
+    async def store_now(self, tokens: Many[int], cache_salt: str = "") -> SavedChain:
+        """Store K and V of `tokens`, to the last one, before all else that waits to be stored. See `SavedChain`.
+
+        What neither store nor pool has is left out: that has to be computed first. Raises InputError where there is no
+        store, and ProlepsisError after `close`.
+        """
+        offload = self._worker.offload
+        if offload is None:
+            raise InputError("the engine has no store")
+        return await asyncio.wrap_future(offload.writer.save(list(tokens), cache_salt))
+
+    async def flush(self, timeout: float | None = None) -> bool:
+        """Store all that has ended, at full speed, which `close` does not. Returns whether it is done, after `timeout`
+        seconds at the latest; where there is no store, at once."""
+        offload = self._worker.offload
+        return offload is None or await asyncio.to_thread(offload.writer.flush, timeout)
+
     async def close(self) -> None:
         """Cancel what runs, whose readers get a ProlepsisError, and end the thread. May be called more than once."""
         self._worker.ask_to_stop()
@@ -98,7 +124,7 @@ class Stream:
 
     def __init__(self, engine: AsyncEngine, request: Request) -> None:
         self._engine, self._request = engine, request  # the engine's thread runs as long as anything refers to it
-        self._reader: _Reader | None = None
+        self._reader: Reader | None = None
         self._ended = False
 
     @property
@@ -125,7 +151,7 @@ class Stream:
 
     async def _next(self) -> "Delta | Exception":
         if self._reader is None:
-            self._reader = _Reader(self._request, asyncio.get_running_loop(), asyncio.Queue())
+            self._reader = Reader(self._request, asyncio.get_running_loop(), asyncio.Queue())
             self._engine._worker.add(self._reader)
         return await self._reader.items.get()
 
@@ -159,180 +185,3 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
-
-
-class _Reader(NamedTuple):
-    """Where the deltas of a request go, and the error that ends it."""
-
-    request: Request
-    loop: asyncio.AbstractEventLoop
-    items: "asyncio.Queue[Delta | Exception]"
-
-
-_News = list[tuple[_Reader, Delta | Exception]]
-
-
-class _Order(NamedTuple):
-    """Something to do between two passes; `refuse` is called instead if the engine is closed before."""
-
-    do: Callable[[], None]
-    refuse: Callable[[Exception], None]
-
-
-class _Worker:
-    """The thread that owns the engine, and what other threads may ask of it.
-
-    Orders go through a SimpleQueue, which a `__del__` may put to whatever its thread was interrupted at.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.stopped: Future[None] = Future()
-        self.stopped.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
-        self._engine = engine
-        self._closed = False
-        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._readers: dict[Task, _Reader] = {}
-        self._thread = Thread(target=self._run, name="prolepsis-engine", daemon=True)
-        self._thread.start()
-
-    def require_open(self) -> None:
-        """Raises ProlepsisError once the thread takes no orders any more."""
-        if self._closed:
-            raise ProlepsisError("the engine is closed")
-
-    def add(self, reader: _Reader) -> None:
-        """Queue a request. Its reader gets InputError if it cannot be. Raises ProlepsisError as `require_open`."""
-        self._orders.put(_Order(partial(self._add, reader), partial(self._refuse, reader)))
-        self.require_open()
-
-    def cancel(self, reader: _Reader) -> None:
-        """Stop a request before the next pass, if it has not ended."""
-        self._orders.put(_Order(partial(self._cancel, reader), partial(self._refuse, reader)))
-
-    def call(self, function: Callable[[], Result]) -> "Future[Result]":
-        """Have a function called between two passes. Raises ProlepsisError as `require_open`."""
-        future: Future[Result] = Future()
-        self._orders.put(_Order(partial(_call, function, future), partial(_fail, future)))
-        self.require_open()
-        return future
-
-    def ask_to_stop(self) -> None:
-        """Have everything cancelled and the thread end, some time soon."""
-        self._orders.put(None)
-
-    def stop(self) -> None:
-        """The same, and wait for it."""
-        self.ask_to_stop()
-        if current_thread() is not self._thread:  # where the garbage collector may run too
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._obey():
-                self._step()
-        finally:
-            self._end()
-
-    def _obey(self) -> bool:
-        """Do what was ordered, waiting for orders where there is nothing to run. False: stop."""
-        while True:
-            try:
-                order = self._orders.get(block=not self._engine.has_work)
-            except Empty:
-                return True
-            if order is None:
-                return False
-            order.do()
-
-    def _add(self, reader: _Reader) -> None:
-        try:
-            self._engine.add(reader.request)
-        except Exception as error:
-            self._refuse(reader, error)
-        else:
-            self._readers[reader.request] = reader
-
-    def _refuse(self, reader: _Reader, error: Exception) -> None:
-        self._tell([(reader, error)])
-
-    def _cancel(self, reader: _Reader) -> None:
-        if self._readers.pop(reader.request, None) is not None:
-            self._engine.cancel(reader.request)
-
-    def _step(self) -> None:
-        try:
-            outputs = self._engine.step()
-        except Exception as error:
-            self._fail_all(f"the pass that the request was in failed: {error!r}", error)
-            return
-        news: _News = []
-        for task, delta in outputs:
-            reader = self._readers.get(task)
-            if reader is None:
-                continue
-            if delta is None or delta.finish_reason is not None:
-                del self._readers[task]
-            news.append((reader, delta if delta is not None else _error_of(reader)))
-        self._tell(news)
-
-    def _tell(self, news: _News) -> None:
-        """Hand over to each event loop what is new, all at once; whose loop is closed is cancelled."""
-        by_loop: defaultdict[asyncio.AbstractEventLoop, _News] = defaultdict(list)
-        for reader, item in news:
-            by_loop[reader.loop].append((reader, item))
-        for loop, part in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_hand_over, part)
-            except RuntimeError:
-                for reader, _ in part:
-                    self._cancel(reader)
-
-    def _fail_all(self, why: str, cause: BaseException | None = None) -> None:
-        readers = list(self._readers.values())
-        news: _News = []
-        for reader in readers:
-            error = ProlepsisError(why)
-            error.__cause__ = cause
-            news.append((reader, error))
-        try:
-            for reader in readers:
-                self._cancel(reader)
-        finally:
-            self._tell(news)
-
-    def _end(self) -> None:
-        why = "the engine was closed before the request had ended"
-        self._closed = True
-        try:
-            self._fail_all(why)
-            while True:
-                order = self._orders.get(block=False)
-                if order is not None:
-                    order.refuse(ProlepsisError(why))
-        except Empty:
-            pass
-        finally:
-            self.stopped.set_result(None)
-
-
-def _hand_over(news: _News) -> None:
-    for reader, item in news:
-        reader.items.put_nowait(item)
-
-
-def _call(function: Callable[[], Result], future: "Future[Result]") -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def _fail(future: "Future[Result]", error: Exception) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_exception(error)
-
-
-def _error_of(reader: _Reader) -> Exception:
-    return reader.request.completion.error or ProlepsisError("the request failed")

@@ -80,6 +80,11 @@ class Engine:
         """Whether any request runs or waits."""
         return self._scheduler.has_work
 
+    @property
+    def computed_tokens(self) -> int:
+        """Rows run so far, of prompts and outputs alike."""
+        return self._computed
+
     def add(self, task: Task) -> None:
         """Queue a request. Raises InputError, and queues nothing, as `require_fits` does."""
         self.require_fits(task)

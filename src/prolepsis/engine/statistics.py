@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from prolepsis.engine.restore_plan import RestorePlan
+
 
 @dataclass
 class DraftStatistics:
@@ -63,6 +65,8 @@ class RequestStatistics:
     steps: int = 0
     """Passes that brought it tokens."""
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
+    restore: RestorePlan | None = None
+    """What a store was to bring of the prompt, and has; None where none was asked."""
 
     def told(self, tokens: int) -> None:
         """A pass has brought so many tokens, now."""
@@ -98,6 +102,7 @@ class RequestStatistics:
             "preemptions": self.preemptions,
             "recomputed_tokens": self.recomputed_tokens,
             **drafts,
+            **({} if self.restore is None else {"restore": self.restore.summary()}),
         }
 
 

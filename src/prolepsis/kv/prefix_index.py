@@ -60,15 +60,25 @@ class PrefixIndex:
         token is left over, to be run for its logits. The last block may match in part: `prepare_write` then copies it.
         Only what was registered under the same salt is found. Nothing is allocated.
         """
+        asked = len(tokens) if table.length == 0 and table.capacity == 0 else 0
+        count = self.share(table, tokens, salt)
+        self.tokens_asked += asked
+        self.tokens_found += count
+        return count
+
+    def share(self, table: BlockTable, tokens: Sequence[int], salt: str = "") -> int:
+        """As `match`, where no prompt asks for it: it is not counted."""
         held = table.length
         if held != table.capacity or held != table.num_known * self._block_size:
             return 0
         chain, count = self._longest(self._last_known(table, salt), tokens, held)
         table.adopt([node.block for node in chain], count)
         table.num_known = table.length // self._block_size
-        self.tokens_asked += len(tokens) if held == 0 else 0
-        self.tokens_found += count
         return count
+
+    def known(self, tokens: Sequence[int], salt: str = "") -> int:
+        """How many of `tokens`, the last one left out, `match` would share. Nothing changes."""
+        return self._longest(self._roots.get(salt) or _Node(salt), tokens, 0)[1]
 
     def register(self, table: BlockTable, tokens: Sequence[int], salt: str = "", *, tail: bool = False) -> None:
         """Make the full blocks of `table` known; with `tail`, the partly filled last one too, if no other table has it.

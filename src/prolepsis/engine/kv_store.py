@@ -1,0 +1,228 @@
+"""K and V of prefixes in the tiers of a store: found by token ids, compared before use, and never trusted."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, get_args
+
+from prolepsis.coding.any_profile import AnyProfile
+from prolepsis.coding.cache_dtypes import KV
+from prolepsis.coding.profile import GRID
+from prolepsis.engine import latest
+from prolepsis.engine.kv_names import Names, SegmentName, latest_key, segment
+from prolepsis.engine.kv_payload import PayloadCodec
+from prolepsis.engine.llm import LLM
+from prolepsis.engine.planner import Piece, Planner
+from prolepsis.engine.profile_store import best_kept
+from prolepsis.engine.profiles import PredictorKind
+from prolepsis.engine.store_statistics import Counter, StoreStatistics
+from prolepsis.errors import InputError, SegmentError
+from prolepsis.store import Tiers
+
+PREDICTORS = ("auto", "static", "linear")
+
+
+class StoredPiece(NamedTuple):
+    """What the store has of a prompt's segment: tokens `name.start` up to `stop` agree with the prompt."""
+
+    name: SegmentName
+    ids: list[int]
+    """Token ids of all the segment."""
+    stop: int
+    piece: Piece
+
+
+class StoredSegment(NamedTuple):
+    """A segment that is in the store."""
+
+    key: str
+    tokens: int
+    coded_bytes: int
+
+
+class KVStore:
+    """K and V of `llm`'s prefixes in `tiers`. Give it to `AsyncEngine`, which fills and reads it.
+
+        store = KVStore(llm, open_tiers(["memory:512MiB", "disk:/var/lib/prolepsis:20GiB"]))
+        async with AsyncEngine(llm, store=store) as engine: ...
+        store.close()
+
+    What is found is compared with the prompt's token ids, the model and its arithmetic, and every decoded value with
+    a checksum; on any doubt it is deleted, counted, and computed again. Any thread may use it. Other processes may
+    share its tiers, if the tiers allow it.
+    """
+
+    def __init__(self, llm: LLM, tiers: Tiers, *, predictor: str = "auto") -> None:
+        """predictor: what new segments are coded with: "static", "linear" (of the newest kept profile,
+        `prolepsis calibrate`), or "auto": linear where it is kept and decoding takes at most a quarter of computing.
+
+        Raises InputError for an LLM with kv_evict or without prefix_caching, and for a predictor that cannot be used.
+        """
+        if llm.runner.eviction is not None:
+            raise InputError(
+                "a store keeps K and V of whole prefixes, and kv_evict drops some: leave out one of the two"
+            )
+        if llm.engine.prefix is None:
+            raise InputError("a store continues the prefix cache: switch prefix_caching on, or leave out the store")
+        self.tiers = tiers
+        self.planner = Planner(llm.kv_cache.bytes_per_token, llm.model_bytes)
+        self._cache, self._names, self._codec = llm.kv_cache, Names(llm), PayloadCodec(llm)
+        self._linear = _linear_profile(llm, predictor)
+        self._auto = predictor == "auto"
+        self._count = Counter()
+        self._kept: frozenset[str] = frozenset()
+        self._kinds = {tier.name: tier.kind for tier in tiers.statistics()}
+        self.queued: Callable[[], int] = lambda: 0
+        """How many segments wait to be stored, as far as that is known."""
+
+    @property
+    def count(self) -> Counter:
+        """Where those who fill and read the store count."""
+        return self._count
+
+    @property
+    def predictor(self) -> str:
+        """What new segments are coded with now."""
+        return "static" if self._profile() is None else "linear"
+
+    def statistics(self) -> StoreStatistics:
+        """What was done so far; a copy. That of tiers: `tiers.statistics()`."""
+        return replace(self._count.snapshot(), queued_segments=self.queued())
+
+    def close(self) -> None:
+        """Close the tiers. The AsyncEngine that uses the store must be closed before."""
+        self.tiers.close()
+
+    def keep(self, keys: frozenset[str]) -> None:
+        """Segments that are not deleted although later ones hold all that they do: those of sessions."""
+        self._kept = keys
+
+    def names(self, tokens: Sequence[int], salt: str) -> list[SegmentName]:
+        """The segments of a sequence, as far as they can be stored: of kivi4, whole blocks only."""
+        return list(self._names.chain(tokens[: self._cache.readable(len(tokens))], salt))
+
+    def located(self, name: SegmentName) -> StoredSegment | None:
+        """A segment, if it is stored."""
+        found = self.tiers.locate(name.key)
+        return None if found is None else StoredSegment(name.key, name.stop - name.start, found.size)
+
+    def look_up(self, tokens: Sequence[int], salt: str, held: int) -> list[StoredPiece]:
+        """What continues the first `held` of `tokens`, in order: whole segments, and the beginning of a last one."""
+        pieces: list[StoredPiece] = []
+        parent = self._names.root(salt)
+        for start in range(0, len(tokens), GRID):
+            ids = list(tokens[start : start + GRID])
+            name = segment(parent, start, ids)
+            parent, before = name.digest, parent
+            if name.stop <= held:
+                continue
+            found = self.tiers.locate(name.key)
+            if found is None:
+                pieces += self._part(before, start, ids, held)
+                break
+            pieces.append(self._piece(name, ids, name.stop, max(start, held), found.tier, found.size))
+        return pieces
+
+    def _part(self, parent: bytes, start: int, wanted: list[int], held: int) -> list[StoredPiece]:
+        """A stored segment that begins as `wanted` does."""
+        ids, agree = latest.best(self._latest(parent), wanted)
+        stop = start + self._cache.readable(agree)
+        if stop <= max(start, held):
+            return []
+        name = segment(parent, start, ids)
+        found = self.tiers.locate(name.key)
+        return [] if found is None else [self._piece(name, ids, stop, max(start, held), found.tier, found.size)]
+
+    def _piece(self, name: SegmentName, ids: list[int], stop: int, first: int, tier: str, size: int) -> StoredPiece:
+        return StoredPiece(name, ids, stop, Piece(tier, self._kinds.get(tier, "remote"), size, stop - first))
+
+    def _latest(self, parent: bytes) -> list[list[int]]:
+        key = latest_key(parent)
+        found = self.tiers.get(key)
+        if found is None:
+            return []
+        try:
+            return latest.read(found.data)
+        except ValueError:
+            self._count.add(damaged_segments=1)
+            self.tiers.delete(key)
+            return []
+
+    def fetch(self, piece: StoredPiece) -> bytes | None:
+        """The stored bytes, or None where no tier gives them back."""
+        found = self.tiers.get(piece.name.key)
+        if found is None:
+            self._count.add(lost_segments=1)
+            return None
+        self.planner.fetched(found.tier, self._kinds.get(found.tier, "remote"), len(found.data), found.seconds)
+        self._count.add(restore_seconds=found.seconds)
+        return found.data
+
+    def decode(self, data: bytes, piece: StoredPiece) -> tuple[KV, str] | None:
+        """(K and V of the segment, predictor); None, and the entry is deleted, for bytes that cannot be used."""
+        begin = time.perf_counter()
+        try:
+            kv, predictor = self._codec.decode(data, piece.name, piece.ids)
+        except SegmentError:
+            self._count.add(damaged_segments=1)
+            self.tiers.delete(piece.name.key)
+            return None
+        seconds = time.perf_counter() - begin
+        self.planner.decoded(predictor, len(piece.ids), seconds)
+        self._count.add(restore_seconds=seconds)
+        return kv, predictor
+
+    def restored(self, piece: StoredPiece) -> None:
+        """Count a piece as written into the pool."""
+        self._count.add(
+            restored_segments=1,
+            restored_tokens=piece.piece.tokens,
+            restored_raw_bytes=piece.piece.tokens * self._cache.bytes_per_token,
+            restored_coded_bytes=piece.piece.size,
+        )
+
+    def put(self, name: SegmentName, ids: Sequence[int], kv: KV) -> StoredSegment | None:
+        """Code a segment and store it; None where no tier took it."""
+        begin = time.thread_time()
+        data = self._codec.encode(name, ids, kv, self._profile())
+        self._count.add(encode_seconds=time.thread_time() - begin)
+        if not self.tiers.put(name.key, data).tiers:
+            self._count.add(refused_segments=1)
+            return None
+        self._remember(name, ids)
+        self._count.add(
+            stored_segments=1,
+            stored_tokens=len(ids),
+            stored_raw_bytes=len(ids) * self._cache.bytes_per_token,
+            stored_coded_bytes=len(data),
+        )
+        return StoredSegment(name.key, len(ids), len(data))
+
+    def _remember(self, name: SegmentName, ids: Sequence[int]) -> None:
+        known = self._latest(name.parent)
+        self.tiers.put(latest_key(name.parent), latest.with_latest(known, ids))
+        for old in latest.superseded(known, ids, name.parent, name.start):
+            if old.key not in self._kept:
+                self.tiers.delete(old.key)
+
+    def _profile(self) -> AnyProfile | None:
+        """None: one measured on each segment, and kept in it."""
+        return self._linear if not self._auto or self.planner.is_worth("linear") else None
+
+
+def _linear_profile(llm: LLM, predictor: str) -> AnyProfile | None:
+    if predictor not in PREDICTORS:
+        if predictor in get_args(PredictorKind):
+            raise InputError(
+                f"{predictor} builds on all tokens before a segment, so what is stored by segments cannot be coded "
+                "with it: use linear or static"
+            )
+        raise InputError(f"the store's predictor must be one of {', '.join(PREDICTORS)}, not {predictor!r}")
+    if predictor == "static":
+        return None
+    skipped: list[str] = []
+    kept = best_kept(llm, llm.kv_cache.dtype, skipped.append, ("linear",))
+    if kept is None and predictor == "linear":
+        why = f" ({skipped[0]})" if skipped else ""
+        raise InputError(f"no linear profile is kept for this model and KV dtype{why}: run `prolepsis calibrate`")
+    return None if kept is None else kept.profile

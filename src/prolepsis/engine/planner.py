@@ -1,0 +1,125 @@
+"""Restore K and V from a store, or compute them again? Whichever is faster, by what was measured so far."""
+
+from threading import Lock
+from typing import NamedTuple
+
+from prolepsis.engine.restore_plan import Reason, RestorePlan
+
+WORTH_OF_RECOMPUTE = 0.25
+"""A predictor is worth its smaller segments where restoring takes at most this share of computing."""
+
+_FORGET = 0.3  # weight of the newest measurement
+_SMALL = 1 << 16  # bytes below which a fetch measures latency, and not bandwidth
+
+
+class TierSpeed(NamedTuple):
+    """latency: seconds a request. bandwidth: bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+
+# What a tier of a kind is taken for until it was measured: ordinary hardware, on the slow side.
+_GUESSES = {
+    "memory": TierSpeed(1e-5, 4e9),
+    "disk": TierSpeed(1e-3, 4e8),
+    "redis": TierSpeed(2e-3, 1.5e8),
+    "remote": TierSpeed(5e-2, 5e7),
+}
+_DECODED_BYTES = {"static": 2.5e8, "marginal": 2.5e8, "linear": 6e7}  # raw bytes a second, of one thread
+_PREFILL_BYTES = 2.5e10  # bytes of weights that rows meet in a second: what a core or two do with 4 bits a weight
+
+
+class Piece(NamedTuple):
+    """A stored segment, or part of one, that could be restored. tokens: how many of it; size: its bytes."""
+
+    tier: str
+    kind: str
+    size: int
+    tokens: int
+
+
+class Planner:
+    """Learns how fast tiers, decoding and computing are, and decides. Any thread may use it.
+
+    Until something was measured it is guessed: a tier by its kind, decoding by the predictor, computing by the size of
+    the model.
+    """
+
+    def __init__(self, token_bytes: int, model_bytes: int) -> None:
+        """token_bytes: raw K and V of a token. model_bytes: size of the weights, all of which meet every token."""
+        self._token_bytes = token_bytes
+        self._prefill = model_bytes / _PREFILL_BYTES
+        self._tiers: dict[str, TierSpeed] = {}
+        self._decode: dict[str, float] = {}
+        self._lock = Lock()
+
+    def decide(self, pool_tokens: int, pieces: list[Piece], predictor: str) -> RestorePlan:
+        """Whether to restore `pieces`, which continue the `pool_tokens` first tokens of a prompt."""
+        tokens = sum(piece.tokens for piece in pieces)
+        if not pieces:
+            return RestorePlan("nothing_stored", pool_tokens)
+        restore, recompute = self.restore_s(pieces, predictor), tokens * self.prefill_s
+        reason: Reason = "restore_is_faster" if restore < recompute else "recompute_is_faster"
+        return RestorePlan(
+            reason,
+            pool_tokens,
+            tokens,
+            tier=pieces[0].tier,
+            predictor=predictor,
+            restore_s=restore,
+            recompute_s=recompute,
+        )
+
+    def restore_s(self, pieces: list[Piece], predictor: str) -> float:
+        """Seconds that restoring takes: fetching one after the other, and decoding whole segments."""
+        fetching = 0.0
+        for piece in pieces:
+            speed = self.tier_speed(piece.tier, piece.kind)
+            fetching += speed.latency + piece.size / speed.bandwidth
+        return fetching + self.decode_s(predictor) * sum(piece.tokens for piece in pieces)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds that computing a token of a prompt takes."""
+        return self._prefill
+
+    def decode_s(self, predictor: str) -> float:
+        """Seconds that decoding a token takes."""
+        guess = self._token_bytes / _DECODED_BYTES.get(predictor, 1e8)
+        return self._decode.get(predictor, guess)
+
+    def tier_speed(self, tier: str, kind: str) -> TierSpeed:
+        """What a tier takes for a fetch."""
+        return self._tiers.get(tier) or _GUESSES.get(kind, _GUESSES["remote"])
+
+    def is_worth(self, predictor: str) -> bool:
+        """Whether decoding with this predictor takes a small share of what computing takes."""
+        return self.decode_s(predictor) <= WORTH_OF_RECOMPUTE * self.prefill_s
+
+    def fetched(self, tier: str, kind: str, size: int, seconds: float) -> None:
+        """A tier gave `size` bytes in so many seconds."""
+        with self._lock:
+            known = self._tiers.get(tier)
+            before = self.tier_speed(tier, kind)
+            if size < _SMALL:
+                latency = _mixed(before.latency, seconds, known is None)
+                self._tiers[tier] = before._replace(latency=latency)
+                return
+            bandwidth = size / max(seconds - before.latency, seconds / 10, 1e-9)
+            self._tiers[tier] = before._replace(bandwidth=_mixed(before.bandwidth, bandwidth, known is None))
+
+    def decoded(self, predictor: str, tokens: int, seconds: float) -> None:
+        """So many tokens were decoded in so many seconds."""
+        with self._lock:
+            first = predictor not in self._decode
+            self._decode[predictor] = _mixed(self.decode_s(predictor), seconds / tokens, first)
+
+    def prefilled(self, tokens: int, seconds: float, first: bool = False) -> None:
+        """So many tokens of prompts were computed in so many seconds."""
+        with self._lock:
+            self._prefill = _mixed(self._prefill, seconds / tokens, first)
+
+
+def _mixed(before: float, now: float, first: bool) -> float:
+    return now if first else before + _FORGET * (now - before)

@@ -1,0 +1,187 @@
+"""The thread that codes what requests have left in the pool, and puts it into the store, out of the engine's way."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Condition, Event, Thread
+from typing import Any, NamedTuple
+
+from prolepsis.coding.cache_dtypes import KV
+from prolepsis.coding.profile import GRID
+from prolepsis.coding.threads import limited_to
+from prolepsis.engine.kv_names import SegmentName
+from prolepsis.engine.kv_store import KVStore, StoredSegment
+from prolepsis.errors import ProlepsisError
+from prolepsis.kv.cache import PagedKVCache
+from prolepsis.kv.prefix_index import PrefixIndex
+
+DUTY = 0.04
+"""Share of a core's time that is spent on coding while the engine runs requests."""
+
+_MOST_WAITING = 256  # sequences; what comes beyond is missed
+_FEWEST = 16  # tokens of a last segment that are worth a place; computing fewer takes no time
+
+Call = Callable[[Callable[[], Any]], "Future[Any]"]
+
+
+class SavedChain(NamedTuple):
+    """The segments of a sequence that are stored, in order; `whole`: that is all of them."""
+
+    segments: list[StoredSegment]
+    whole: bool
+
+
+@dataclass
+class _Chain:
+    """A sequence to store. fewest: tokens of a last segment that is stored. urgent: somebody waits for `done`."""
+
+    tokens: list[int]
+    salt: str
+    fewest: int = _FEWEST
+    urgent: bool = False
+    done: "Future[SavedChain]" = field(default_factory=lambda: _running())
+
+
+class StoreWriter:
+    """Stores sequences whose K and V are in the pool, one segment at a time.
+
+    A segment is copied out of the pool by the engine's thread, between two passes, when this thread asks for it, and
+    coded and put here. While the engine runs requests, this thread sleeps so long after each segment that it takes
+    `DUTY` of a core; it wakes when the engine has nothing to do. What was evicted before its turn is counted as missed.
+    """
+
+    def __init__(self, store: KVStore, cache: PagedKVCache, prefix: PrefixIndex, call: Call) -> None:
+        """call: has the engine's thread call something between two passes."""
+        self.idle = Event()
+        """Whether the engine has nothing to do; the engine's thread sets and clears it."""
+        self._store, self._cache, self._prefix, self._call = store, cache, prefix, call
+        self._waiting: deque[_Chain] = deque()
+        self._changed = Condition()
+        self._at_work: _Chain | None = None
+        self._hurried = self._closed = False
+        store.queued = self._queued
+        self._thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
+        self._thread.start()
+
+    def add(self, tokens: list[int], salt: str) -> None:
+        """Store a sequence some time soon; the engine's thread calls this when a request has ended."""
+        with self._changed:
+            if self._closed:
+                return
+            if len(self._waiting) >= _MOST_WAITING:
+                self._store.count.add(missed_segments=-(-len(tokens) // GRID))
+                return
+            self._waiting.append(_Chain(tokens, salt))
+            self._changed.notify_all()
+
+    def save(self, tokens: list[int], salt: str) -> "Future[SavedChain]":
+        """Store a sequence before all others, to its last token."""
+        chain = _Chain(tokens, salt, fewest=1, urgent=True)
+        with self._changed:
+            if self._closed:
+                raise ProlepsisError("the engine is closed")
+            self._waiting.appendleft(chain)
+            self._changed.notify_all()
+        return chain.done
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Store all that waits, at full speed. Returns whether it is done, after `timeout` seconds at the latest."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: self._closed or not (self._waiting or self._at_work), timeout)
+            finally:
+                self._hurried = False
+
+    def close(self) -> None:
+        """Leave what waits, and end the thread some time soon."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which takes a segment at most."""
+        self._thread.join()
+
+    def _queued(self) -> int:
+        with self._changed:
+            return sum(-(-len(chain.tokens) // GRID) for chain in self._waiting)
+
+    def _run(self) -> None:
+        while (chain := self._next()) is not None:
+            try:
+                saved = self._store_chain(chain)
+            except Exception as error:
+                self._store.count.add(failures=not self._closed)
+                chain.done.set_exception(error)
+            else:
+                chain.done.set_result(saved)
+        for left in self._waiting:
+            left.done.set_exception(ProlepsisError("the engine was closed before the sequence was stored"))
+
+    def _next(self) -> _Chain | None:
+        with self._changed:
+            self._at_work = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._waiting)
+            if self._closed:
+                return None
+            self._at_work = self._waiting.popleft()
+            return self._at_work
+
+    def _store_chain(self, chain: _Chain) -> SavedChain:
+        stored: list[StoredSegment] = []
+        names = self._store.names(chain.tokens, chain.salt)
+        for number, name in enumerate(names):
+            if name.stop - name.start < min(chain.fewest, GRID):
+                return SavedChain(stored, False)
+            found = self._store.located(name) or self._store_segment(chain, name)
+            if found is None:
+                return SavedChain(stored, False)
+            if found is _MISSED:
+                self._store.count.add(missed_segments=0 if chain.urgent else len(names) - number)
+                return SavedChain(stored, False)
+            stored.append(found)
+        return SavedChain(stored, True)
+
+    def _store_segment(self, chain: _Chain, name: SegmentName) -> StoredSegment | None:
+        kv = self._call(partial(self._copy, chain.tokens, chain.salt, name)).result()
+        if kv is None:
+            return _MISSED
+        begin = time.thread_time()
+        with limited_to(1):
+            stored = self._store.put(name, chain.tokens[name.start : name.stop], kv)
+        if not chain.urgent:
+            self._pause((time.thread_time() - begin) * (1 / DUTY - 1))
+        return stored
+
+    def _copy(self, tokens: list[int], salt: str, name: SegmentName) -> KV | None:
+        """K and V of a segment, or None where the pool has lost some; in the engine's thread."""
+        table = self._cache.new_table()
+        try:
+            self._prefix.share(table, [*tokens[: name.stop], 0], salt)
+            return self._cache.read(table, name.start, name.stop) if table.length >= name.stop else None
+        finally:
+            table.release()
+
+    def _pause(self, seconds: float) -> None:
+        """Leave the cores to the engine, while it needs them."""
+        end = time.monotonic() + seconds
+        while not (self._closed or self._hurried) and (left := end - time.monotonic()) > 0:
+            if self.idle.wait(min(left, 0.2)):
+                return
+
+
+def _running() -> "Future[SavedChain]":
+    """One that those who wait for it cannot cancel."""
+    future: Future[SavedChain] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+_MISSED = StoredSegment("", 0, 0)
+"""Stands for a segment that the pool does not hold any more."""

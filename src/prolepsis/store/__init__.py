@@ -1,7 +1,9 @@
 """Where coded segments live."""
 
+from prolepsis.store.disk_tier import DiskTier
 from prolepsis.store.files import BusyError, lock_file, replace_file, require_writable
 from prolepsis.store.memory_tier import MemoryTier
+from prolepsis.store.open_tiers import open_tiers
 from prolepsis.store.session_file import append_session, open_session
 from prolepsis.store.tier import PinningTier, Tier, Usage
 from prolepsis.store.tiers import Found, Located, Stored, Tiers
@@ -9,6 +11,7 @@ from prolepsis.store.watched_tier import TierStatistics
 
 __all__ = [
     "BusyError",
+    "DiskTier",
     "Found",
     "Located",
     "MemoryTier",
@@ -21,6 +24,7 @@ __all__ = [
     "append_session",
     "lock_file",
     "open_session",
+    "open_tiers",
     "replace_file",
     "require_writable",
 ]

@@ -46,7 +46,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         raise cannot_save(path, error) from error
     finally:
@@ -136,7 +136,7 @@ def _literal(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make a rename durable. Some file systems refuse to sync a directory; the file itself is synced already."""
     with suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)

@@ -8,8 +8,11 @@ from typing import Protocol, runtime_checkable
 from prolepsis.errors import InputError
 
 _KEY = re.compile(r"[a-z]{1,16}-[0-9a-f]{64}")
-LARGEST_ENTRY = 256 << 20
-"""Bytes of the largest entry. It bounds what is allocated for the answer of a server."""
+
+
+def is_key(text: str) -> bool:
+    """Whether `check_key` would let it pass."""
+    return _KEY.fullmatch(text) is not None
 
 
 def check_key(key: str) -> None:
@@ -17,7 +20,7 @@ def check_key(key: str) -> None:
 
     A key that passes is safe as a file name, as part of a URL and in a pattern of Redis.
     """
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise InputError(f"{key[:100]!r} is no key of the store: write a kind in a-z, a hyphen and 64 digits of 0-9a-f")
 
 
@@ -67,7 +70,7 @@ class Tier(Protocol):
         """Forget `key` and its pin, if it is there."""
 
     def keys(self, kind: str = "") -> Iterator[str]:
-        """Keys of that kind, or all, in no order. What is put or deleted meanwhile may or may not be among them."""
+        """Keys of that kind, or all, in no order, one perhaps twice; of what is put or deleted meanwhile, some."""
 
     def usage(self) -> Usage:
         """What it holds; no question to a server, no error."""
@@ -84,4 +87,4 @@ class PinningTier(Tier, Protocol):
         """Never evict `key`; a new value under it stays pinned. False where the tier does not hold it."""
 
     def unpin(self, key: str) -> None:
-        """Let `key` be evicted again."""
+        """Let `key` be evicted again, which counts as a use."""

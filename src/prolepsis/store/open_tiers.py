@@ -1,0 +1,93 @@
+"""Tiers from words."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from prolepsis.errors import InputError
+from prolepsis.model.memory import parse_size
+from prolepsis.store.disk_tier import DiskTier
+from prolepsis.store.memory_tier import MemoryTier
+from prolepsis.store.tier import Tier
+from prolepsis.store.tiers import Tiers
+
+_FORMS = (
+    "memory:SIZE, disk:DIRECTORY:SIZE, redis://HOST:PORT/NUMBER, or a URL that fsspec knows, s3://BUCKET/PREFIX say"
+)
+_REDIS = ("redis", "rediss", "unix")
+_PACKAGES = {
+    "redis": "prolepsis[redis]",
+    "rediss": "prolepsis[redis]",
+    "unix": "prolepsis[redis]",
+    "s3": "prolepsis[s3]",
+}
+
+
+def open_tiers(specs: Sequence[str]) -> Tiers:
+    """The tiers that `specs` name, fastest first; `Tiers.close` closes them.
+
+    "memory:512MiB", "disk:/var/lib/prolepsis:20GiB", "redis://host:6379/0" (rediss:// and unix:// too), "s3://bucket/
+    prefix", "file:///shared/directory" and whatever else fsspec has a package for. A server that does not answer is no
+    error: its tier waits for it.
+
+    Raises InputError, which names the spec, for one that means nothing or is there twice, a package that is missing,
+    and a directory that cannot be used.
+    """
+    with ExitStack() as opened:
+        tiers: list[Tier] = []
+        for spec in specs:
+            tier = _open(spec)
+            opened.callback(tier.close)
+            if tier.name in [other.name for other in tiers]:
+                raise InputError(f"the store has {tier.name} twice")
+            tiers.append(tier)
+        opened.pop_all()
+    return Tiers(tiers)
+
+
+def _open(spec: str) -> Tier:
+    scheme, colon, rest = spec.partition(":")
+    if scheme == "memory" and colon and not rest.startswith("//"):
+        return MemoryTier(parse_size(rest, f"{spec!r}: the size"))
+    if scheme == "disk":
+        directory, _, size = rest.rpartition(":")
+        if not directory:
+            raise InputError(f"{spec!r} is no tier of the store; write disk:DIRECTORY:SIZE")
+        return DiskTier(Path(directory).expanduser(), parse_size(size, f"{spec!r}: the size"))
+    if not rest.startswith("//"):
+        raise InputError(f"{_without_secrets(spec)!r} is no tier of the store; write {_FORMS}")
+    return _open_url(spec, scheme)
+
+
+def _open_url(url: str, scheme: str) -> Tier:
+    name = _without_secrets(url)
+    try:
+        return _kind_of(scheme)(url, name)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme)
+        advice = f"pip install '{package}'" if package else "install the package"
+        raise InputError(f"{name!r} needs a package that is not installed ({error}); {advice}") from error
+    except ValueError as error:
+        raise InputError(f"{name!r} is no tier of the store: {error}") from error
+
+
+def _kind_of(scheme: str) -> Callable[[str, str], Tier]:
+    """Imported when asked for: the packages are optional, and slow to load."""
+    if scheme in _REDIS:
+        from prolepsis.store.redis_tier import RedisTier
+
+        return RedisTier
+    from prolepsis.store.remote_tier import RemoteTier
+
+    return RemoteTier
+
+
+def _without_secrets(url: str) -> str:
+    """A URL to be shown: no user, no password, no options."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition(":")[0] + ":"
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if "//" in url else url.rpartition("@")[2]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import redis
+import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -86,7 +86,7 @@ class RedisTier:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except redis.OutOfMemoryError as error:
+        except redis.exceptions.OutOfMemoryError as error:
             raise TierFullError(f"{self.name}: {error}") from error
         except redis.TimeoutError as error:
             raise TierTimeoutError(f"{self.name}: {error}") from error

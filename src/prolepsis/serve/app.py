@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from prolepsis.serve import chat, completions, live, metrics, models
+from prolepsis.serve import chat, completions, live, metrics, models, page
 from prolepsis.serve.errors import add_handlers
 from prolepsis.serve.state import ServerState
 
@@ -12,6 +12,7 @@ _ROUTERS = (
     chat.router,
     live.router,
     metrics.router,
+    page.router,
 )
 
 

@@ -1,0 +1,109 @@
+// Saved sessions: their messages, and their KV cache in the coded store.
+
+import { ApiError, json } from "./api.js";
+import { byId, iconButton, make, notify } from "./dom.js";
+import { bytes, counted, ratio, when } from "./format.js";
+
+const PATH = "/v1/sessions";
+
+export class Sessions {
+  constructor(chat, needKey) {
+    this.chat = chat;
+    this.needKey = needKey;
+    this.busy = false;
+    byId("save-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.save();
+    });
+    byId("new-chat").addEventListener("click", () => {
+      chat.load([]);
+      this.showCurrent("");
+      byId("question").focus();
+    });
+  }
+
+  /** Ask for the list again. A server without a store has none. */
+  async refresh() {
+    try {
+      this.show((await json(PATH)).data);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.show([]);
+      if (error.status === 401) this.needKey(error.message);
+      else byId("no-sessions").textContent = `No sessions: ${error.message}`;
+    }
+  }
+
+  show(sessions) {
+    byId("no-sessions").hidden = sessions.length > 0;
+    byId("session-list").replaceChildren(...sessions.map((session) => this.entry(session)));
+    this.showCurrent(byId("session-name").value);
+  }
+
+  entry(session) {
+    const { id, tokens, raw_bytes: raw, coded_bytes: coded, created } = session;
+    const size = `${counted(tokens, "token")} · ${bytes(coded)} (${ratio(raw, coded)})`;
+    const title = `Resume: ${counted(tokens, "token")}, ${bytes(raw)} of KV cache in ${bytes(coded)}, saved ${when(created)}`;
+    return make("li", { class: "session", "data-id": id },
+      make("button", { type: "button", class: "resume", title, click: () => this.resume(id) },
+        make("span", { class: "name" }, id), make("span", { class: "size" }, size)),
+      iconButton("delete", `Delete session ${id}`, () => this.remove(id)));
+  }
+
+  showCurrent(id) {
+    byId("session-name").value = id;
+    for (const entry of byId("session-list").children) entry.classList.toggle("current", entry.dataset.id === id);
+  }
+
+  save() {
+    const id = byId("session-name").value.trim() || suggestedName(this.chat.turns);
+    return this.act(async () => {
+      const saved = await json(PATH, { method: "POST", body: { id, messages: this.chat.history() } });
+      notify(`Saved: ${counted(saved.tokens, "token")}, ${bytes(saved.raw_bytes)} of KV cache in ${bytes(saved.coded_bytes)}`);
+      byId("session-name").value = id;
+    });
+  }
+
+  resume(id) {
+    return this.act(async () => {
+      const path = `${PATH}/${encodeURIComponent(id)}`;
+      const session = await json(path);
+      this.chat.load(session.messages);
+      byId("session-name").value = id;
+      const restored = await json(`${path}/restore`, { method: "POST" });
+      notify(`Resumed: ${counted(restored.restored_tokens, "token")} restored`);
+    });
+  }
+
+  remove(id) {
+    if (!confirm(`Delete the session “${id}”, its messages and its stored cache?`)) return null;
+    return this.act(() => json(`${PATH}/${encodeURIComponent(id)}`, { method: "DELETE" }));
+  }
+
+  async act(action) {
+    if (this.busy) return;
+    this.busy = true;
+    byId("session-list").setAttribute("aria-busy", "true");
+    this.offerSave();
+    try {
+      await action();
+    } catch (error) {
+      if (error.status === 401) this.needKey(error.message);
+      else notify(error.message);
+    }
+    this.busy = false;
+    byId("session-list").removeAttribute("aria-busy");
+    this.offerSave();
+    await this.refresh();
+  }
+
+  /** Only a conversation that has come to rest can be saved. */
+  offerSave() {
+    byId("save").disabled = this.busy || this.chat.running !== null || this.chat.turns.length === 0;
+  }
+}
+
+function suggestedName(turns) {
+  const words = turns[0].content.trim().split(/\s+/).slice(0, 6).join(" ");
+  return words.slice(0, 48) || "Chat";
+}

@@ -1,5 +1,6 @@
 """What the server says of itself, and its tokenizer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from prolepsis import LLM
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
 
-CHAT = [{"role": "user", "content": "Hi"}]
+CHAT: Any = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
@@ -26,15 +27,17 @@ def test_the_model_is_listed_under_its_name(client: openai.OpenAI, tiny_llm: LLM
     assert client.models.retrieve("tiny") == model
 
 
-@pytest.mark.parametrize("ask", ["models", "completions", "chat"])
-def test_another_model_is_not_there(client: openai.OpenAI, ask: str) -> None:
+ASKED: list[Callable[[openai.OpenAI], Any]] = [
+    lambda client: client.models.retrieve("org/other"),
+    lambda client: client.completions.create(model="org/other", prompt="x"),
+    lambda client: client.chat.completions.create(model="org/other", messages=CHAT),
+]
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_another_model_is_not_there(client: openai.OpenAI, ask: Callable[[openai.OpenAI], Any]) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        if ask == "models":
-            client.models.retrieve("org/other")
-        elif ask == "completions":
-            client.completions.create(model="org/other", prompt="x")
-        else:
-            client.chat.completions.create(model="org/other", messages=CHAT)
+        ask(client)
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 

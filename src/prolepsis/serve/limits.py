@@ -106,7 +106,7 @@ class OpenRequests:
         """Have every request whose method `only` accepts end now; a stream says `reason` last."""
         now = asyncio.get_running_loop().time()
         for timeout, method in self._open.items():
-            if only(method) and not timeout.expired():
+            if only(method) and timeout not in self._reasons and not timeout.expired():
                 self._reasons[timeout] = reason
                 timeout.reschedule(now)
 

@@ -66,14 +66,14 @@ import importlib, sys, time
 module, owner, method, calls = sys.argv.pop(1).split(":")
 owner = getattr(importlib.import_module(module), owner)
 original, left = getattr(owner, method), int(calls)
-def stalling(*arguments):
+def stalling(*arguments, **named):
     global left
     left -= 1
     if left == 0:
         print("stalled", file=sys.stderr, flush=True)
         for _ in range(600):  # a signal between Python's last look for one and a sleep waits for the sleep's end
             time.sleep(0.1)
-    return original(*arguments)
+    return original(*arguments, **named)
 setattr(owner, method, stalling)
 from prolepsis.cli import main
 main()

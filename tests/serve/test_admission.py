@@ -91,16 +91,16 @@ def test_what_proved_unsound_is_no_throughput() -> None:
 
 
 @pytest.mark.parametrize("phase", ["loading", "draining"])
-def test_until_there_is_a_model_and_once_it_ends_everything_is_503_but_what_is_open(phase: str) -> None:
+def test_until_there_is_a_model_and_once_it_ends_nothing_is_begun(phase: str) -> None:
     inner = Echo()
     gate = Gate(inner, lambda: phase, _admission(1, 1))
-    for method, path in [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/tokenize")]:
+    for method, path in [("DELETE", "/v1/sessions/a"), ("POST", "/v1/completions"), ("POST", "/tokenize")]:
         answer = ask(gate, method, path)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
         assert error_of(answer)["code"] == phase
     assert inner.calls == 0
-    assert ask(gate, "GET", "/health").status_code == 200
+    assert ask(gate, "GET", "/v1/engine").status_code == 200
 
 
 def test_the_gate_gives_back_what_a_request_held_even_if_it_fails_and_counts_others_not_at_all() -> None:

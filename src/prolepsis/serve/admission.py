@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prolepsis.errors import InputError
 from prolepsis.serve.asgi import refuse
-from prolepsis.serve.auth import is_open
 from prolepsis.serve.errors import APIError
 
 _REMEMBERED = 64  # ends of sequences, from which the throughput is measured
@@ -97,13 +96,13 @@ class Gate:
         self._app, self._phase, self._admission = app, phase, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
-            await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)  # to look at the server is possible at any time
         elif self._phase() in _PAUSES:
             why, seconds = _PAUSES[self._phase()]
             error = APIError(503, why, code=self._phase(), headers={"Retry-After": seconds})
             await refuse(error, scope, receive, send)
-        elif scope["method"] == "POST" and scope["path"].startswith(_GENERATING):
+        elif scope["path"].startswith(_GENERATING):
             await self._admit(scope, receive, send)
         else:
             await self._app(scope, receive, send)

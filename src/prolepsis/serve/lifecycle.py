@@ -25,6 +25,7 @@ from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
 
 _INTERRUPTED = 130
+_WATCHERS_S = 2  # for streams that show the server to notice that it ends
 _LAST_ANSWERS_S = 5  # for streams that were ended to say so, after the drain timeout
 
 
@@ -100,11 +101,10 @@ class _Process:
             os._exit(_INTERRUPTED)
         self._state.phase = "draining"
         self._server.should_exit = True
-        requests = self._state.requests
-        requests.end("the server is shutting down", only=lambda method: method != "POST")
-        timeout = self._options.drain_timeout
-        why = f"the server is shutting down, and has waited {timeout:g} s (--drain-timeout)"
-        self._loop.call_later(timeout, requests.end, why)
+        requests, timeout = self._state.requests, self._options.drain_timeout
+        why = "the server is shutting down"
+        self._loop.call_later(min(_WATCHERS_S, timeout), requests.end, why, lambda method: method != "POST")
+        self._loop.call_later(timeout, requests.end, f"{why}, and has waited {timeout:g} s (--drain-timeout)")
         _say(f"shutting down; {len(requests)} requests have {timeout:g} s; a second signal ends them at once")
 
     async def _close(self) -> None:

@@ -1,0 +1,80 @@
+"""From start to end of a server process: loading, signals, and what becomes of open streams."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from command import assert_refused, call, stalling
+from server_process import ServerProcess
+
+MOST = 2_000  # tokens, which take the tiny model some seconds
+
+
+def test_the_port_answers_while_the_model_is_loaded(tiny: Path) -> None:
+    command = stalling("prolepsis.engine.llm:LLM:__init__:1")
+    with ServerProcess(tiny, "--host", "0.0.0.0", command=command) as server:
+        server.await_line("stalled")
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        for answer in (httpx.get(f"{url}/health"), httpx.post(f"{url}/v1/completions", json={})):
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["code"] == "loading"
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert "WARNING: anyone who can reach this address" in server.said  # it has no key
+
+
+def test_open_streams_end_whole_before_the_server_does(tiny: Path) -> None:
+    with ServerProcess(tiny).await_ready() as server, server.streaming(max_tokens=MOST) as lines:
+        server.signal(signal.SIGTERM)
+        server.await_line("shutting down; 1 requests")
+        *_, last, done = lines
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert done == "data: [DONE]"
+        assert server.wait() == 0
+
+
+def test_what_is_not_done_in_time_is_told_so(tiny: Path) -> None:
+    with (
+        ServerProcess(tiny, "--drain-timeout", "0", "--max-running", "1").await_ready() as server,
+        server.streaming(max_tokens=MOST) as lines,
+    ):
+        server.signal(signal.SIGTERM)
+        *_, last, done = lines
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["code"], done) == ("draining", "data: [DONE]")
+        assert "--drain-timeout" in error["message"]
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_it_at_once(tiny: Path) -> None:
+    with ServerProcess(tiny).await_ready() as server, server.streaming(max_tokens=MOST) as lines:
+        server.signal(signal.SIGINT)
+        server.await_line("shutting down")
+        server.signal(signal.SIGINT)
+        assert server.wait() == 130
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    broken, keys = tmp_path / "broken.gguf", tmp_path / "keys"
+    broken.write_bytes(b"GGUF but no more")
+    keys.write_text("only-for-this-test\n")
+    keys.chmod(0o644)
+    outcome = call("serve", broken, "--port", "0", "--host", "0.0.0.0", "--api-key-file", keys)
+    assert outcome.code == 2
+    assert f"prolepsis: error: {broken}" in outcome.err
+    assert "WARNING" not in outcome.err
+    assert "chmod 600" in outcome.err
+    assert "only-for-this-test" not in outcome.err
+
+
+def test_an_address_that_is_taken_is_named(tiny: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = call("serve", tiny, "--port", str(port))
+    assert_refused(outcome, f"cannot listen on 127.0.0.1, port {port}", "in use")

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
+from prolepsis.engine.grammar import Matcher
 from prolepsis.engine.sampler import Sampler, TokenCounts, adjusted_logits, largest_logit, sample, target_probabilities
 from prolepsis.speculate.drafter import Choice
 
@@ -20,13 +21,18 @@ class DraftChooser:
         self._sampler = sampler
         self._params, self._seed, self._position = sampler.params, sampler.seed, sampler.num_tokens
         self._counts: TokenCounts | None = None
+        self._matcher: Matcher | None = None
 
     def choose(self, logits: NDArray[np.float32]) -> Choice:
         """See `Chooser`. ModelFileError for logits of which none is a number."""
         if self._counts is None and (past := self._sampler.past()) is not None:
             self._counts = past.copy()  # not before it is needed: drafters without a model choose nothing
-        choice = self._choose(logits)
+        if self._matcher is None and self._sampler.matcher is not None:
+            self._matcher = self._sampler.matcher.copy()
+        choice = self._choose(logits if self._matcher is None else self._matcher.mask(logits))
         self._position += 1
+        if self._matcher is not None:
+            self._matcher.accept(choice.token)
         if self._counts is not None:
             self._counts.add(choice.token)
         return choice

@@ -17,6 +17,7 @@ from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta, best
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
+from prolepsis.engine.grammar import GrammarCompiler, Matcher
 from prolepsis.engine.interrupts import deferred
 from prolepsis.engine.memory import RECENT_IN_PASS, new_cache
 from prolepsis.engine.request import Request
@@ -307,7 +308,7 @@ class LLM:
         sequence = prompt if isinstance(prompt, Sequence) else self.runner.new_sequence(prompt)
         self.check_prompt(sequence.tokens)
         rest = (self._tokenizer_if_any(), self.config.vocab_size, self.max_context, priority, cache_salt)
-        return Request(sequence, params, *rest)
+        return Request(sequence, params, *rest, self._new_matcher(params))
 
     def new_requests(
         self, prompt: Many[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
@@ -337,6 +338,15 @@ class LLM:
 
     def _tokenizer_if_any(self) -> Tokenizer | None:
         return self.tokenizer if self._file.has_tokenizer else None
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars; what is compiled here beforehand, by any thread, makes no request wait. Raises
+        ModelFileError as `tokenizer`."""
+        return GrammarCompiler(self.tokenizer)
+
+    def _new_matcher(self, params: SamplingParams) -> Matcher | None:
+        return None if params.grammar is None else self.grammars.matcher(params.grammar)
 
     @property
     def needs_compiling(self) -> bool:

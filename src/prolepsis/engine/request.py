@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.draft_chooser import DraftChooser
+from prolepsis.engine.grammar import Matcher
 from prolepsis.engine.sampler import SampledToken, Sampler, with_logprobs
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence
@@ -26,14 +27,18 @@ class Request(Task):
         context: int,
         priority: int = 0,
         cache_salt: str = "",
+        matcher: Matcher | None = None,
     ) -> None:
-        """`context`: the most tokens the sequence may hold; generation ends there with "length"."""
+        """`context`: the most tokens the sequence may hold; generation ends there with "length". `matcher`: see
+        `Sampler`."""
         most_tokens = min(len(sequence.tokens) + params.max_tokens, context)
         super().__init__(sequence, most_tokens, priority, cache_salt)
         self.params = params
-        self._sampler = Sampler(params, vocab_size, sequence.tokens)
+        self._sampler = Sampler(params, vocab_size, sequence.tokens, matcher)
         self._stops = StopChecker(params, tokenizer.eos_ids if tokenizer is not None else ())
-        self._text = tokenizer.stream() if tokenizer is not None else None
+        self._text = None
+        if tokenizer is not None:
+            self._text = tokenizer.stream(skip_special=params.skip_special_tokens)
         self._context = context
         self.completion = Completion(
             prompt_tokens=len(sequence.tokens),

@@ -1,8 +1,8 @@
 """From logits to a token.
 
 Order of operations, as in vLLM, each on the outcome of the one before:
-logit bias -> repetition penalty -> presence and frequency penalty -> temperature -> top-k -> top-p -> min-p.
-Ties go to the lowest token id throughout: exactly top_k tokens are kept, never more. Where top-k or top-p is asked for,
+grammar -> logit bias -> repetition penalty -> presence and frequency penalty -> temperature -> top-k -> top-p -> min-p.
+Log-probabilities that are reported are those of the model, before all of that. Ties go to the lowest token id throughout: exactly top_k tokens are kept, never more. Where top-k or top-p is asked for,
 tokens less than 2^-64 times as probable as the best one go too; together they weigh less than the sum's rounding.
 
 Given equal logits, parameters, history, seed and position, the token is the same on every machine: integers decide the
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
+from prolepsis.engine.grammar import Matcher
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.errors import InputError, ModelFileError
 from prolepsis.kernels.ranking import most_probable
@@ -81,9 +82,13 @@ class TokenCounts:
 class Sampler:
     """Draws the tokens of one request, in order."""
 
-    def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: the tokens before the first sampled one, read when that is drawn. InputError for ids beyond the
-        vocabulary."""
+    def __init__(
+        self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = (), matcher: Matcher | None = None
+    ) -> None:
+        """`prompt`: the tokens before the first sampled one, read when that is drawn. `matcher`: that of the params'
+        grammar, if they have one. InputError for ids beyond the vocabulary."""
+        if (params.grammar is None) != (matcher is None):
+            raise InputError("a grammar needs its matcher, and a matcher its grammar")
         for field, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             beyond = [token for token in tokens if token >= vocab_size]
             if beyond:
@@ -93,16 +98,18 @@ class Sampler:
         """The request's seed, to be reported where it was drawn here."""
         self.num_tokens = 0
         """Output tokens so far: the position of the next random number."""
+        self.matcher = matcher
+        """Where the output stands in its grammar."""
         self._prompt = prompt
         self._counts: TokenCounts | None = None
 
     def sample(self, logits: NDArray[np.float32]) -> SampledToken:
         """Choose the next token from float32 logits [vocab], and record it. ModelFileError if they hold a NaN."""
-        return self._recorded(self._choose(logits), logits)
+        return self._recorded(self._choose(self._possible(logits)), logits)
 
     def settle(self, logits: NDArray[np.float32], draft: int, probabilities: NDArray[np.float64]) -> SampledToken:
         """As `sample`, where `draft` was drawn from `probabilities`, float64 [vocab]: it is taken if that may be."""
-        target = target_probabilities(logits, self.params, self.past())
+        target = target_probabilities(self._possible(logits), self.params, self.past())
         accept = rng.uniform(self.seed, self.num_tokens, rng.ACCEPT)
         redraw = rng.uniform(self.seed, self.num_tokens)
         return self._recorded(settle(target, probabilities, draft, accept, redraw, sample), logits)
@@ -119,6 +126,11 @@ class Sampler:
         counts = self.past()
         if counts is not None:
             counts.add(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+
+    def _possible(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        return logits if self.matcher is None else self.matcher.mask(logits)
 
     def _choose(self, logits: NDArray[np.float32]) -> int:
         counts = self.past()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from prolepsis.engine.grammar import Grammar
 from prolepsis.errors import InputError
 
 GREEDY_BELOW = 1e-5
@@ -56,6 +57,10 @@ class SamplingParams:
     """Completions to return for a prompt, each of its own. The i-th has the seed `seed` + i."""
     best_of: int | None = None
     """Completions to make, of which the `n` with the highest log-probability a token are returned; None makes `n`."""
+    grammar: Grammar | None = None
+    """What the output has to be; tokens that cannot follow are left out before anything else is done with the logits."""
+    skip_special_tokens: bool = True
+    """Leave the names of control tokens out of the text."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -107,6 +112,10 @@ class SamplingParams:
         self._check("n", is_int(self.n) and 1 <= self.n <= MAX_SAMPLES, f"must be an integer in 1 .. {MAX_SAMPLES}")
         sound = self.best_of is None or (is_int(self.best_of) and self.n <= self.best_of <= MAX_SAMPLES)
         self._check("best_of", sound, f"must be an integer in n ({self.n}) .. {MAX_SAMPLES}, or None")
+        sound = self.grammar is None or isinstance(self.grammar, Grammar)
+        self._check("grammar", sound, "must be a Grammar, or None")
+        sound = self.grammar is None or not self.ignore_eos
+        self._check("ignore_eos", sound, "must be False where there is a grammar, whose end is the output's")
 
     def _check_lists(self) -> None:
         self._check("stop", len(self.stop) <= MAX_STOP_STRINGS, f"must hold at most {MAX_STOP_STRINGS} texts")

@@ -1,0 +1,295 @@
+"""Output that follows a grammar: a JSON Schema, a regular expression, a choice of texts, or a grammar in Lark's syntax.
+
+`llguidance` says after each token which ones may follow. Whoever asks is not trusted: texts are bounded before they are
+compiled, and compiling is bounded in steps, memory and depth of the stack.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prolepsis.errors import InputError
+from prolepsis.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+
+MAX_TEXT = 1 << 18
+MAX_NODES = 1 << 13
+"""Most values in a schema, those in lists and objects each counted."""
+MAX_PROPERTIES = 1 << 11
+"""Most values in one object of a schema: the time to compile grows with their square."""
+MAX_DEPTH = 64
+MAX_PATTERNS = 1 << 12
+"""Most characters of regular expressions, all together."""
+
+KEPT = 8
+"""Compiled grammars that are kept for the next request that asks for the same."""
+
+_STACK = 1 << 28  # a chain of 1,000 to 3,000 $refs overflows 8 MiB, and that would end the process
+_LIMITS = {"max_lexer_states": 1 << 15, "max_grammar_size": 1 << 17, "initial_lexer_fuel": 1 << 19}
+# Between the parts of a JSON text: without a bound, small models write spaces and new lines without end.
+_WHITESPACE = "( |\\n[ ]{0,40})?"
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output has to be. Raises InputError, which names `source`, for a text that is no grammar or too large.
+
+    kind: `json_object` (any), `json_schema`, `regex`, `choice` (a JSON list of texts) or `lark`.
+    strict: a schema's keywords that are not supported are an error; else they are left out, and `oneOf` is `anyOf`.
+    source: the request's field that the grammar comes from.
+    """
+
+    kind: Kind
+    text: str = ""
+    strict: bool = True
+    source: str = field(default="response_format", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"{self.source}: no kind of grammar is called {self.kind!r:.80}; there are {_KINDS}")
+        if not isinstance(self.text, str):
+            raise InputError(f"{self.source}: a grammar is a text, not a {type(self.text).__name__}")
+        most = MAX_PATTERNS if self.kind == "regex" else MAX_TEXT
+        if len(self.text) > most:
+            raise InputError(f"{self.source}: the grammar has {len(self.text)} characters, at most {most} are allowed")
+
+    @staticmethod
+    def json_schema(schema: object, *, strict: bool = True, source: str = "response_format") -> "Grammar":
+        """JSON that a schema, given as a parsed value, describes. Raises InputError for one that is too large."""
+        check_schema(schema, source)
+        return Grammar("json_schema", json.dumps(schema), strict, source)
+
+    @staticmethod
+    def choice(texts: Sequence[str], source: str = "response_format") -> "Grammar":
+        """One of several texts. Raises InputError for none at all, or for what is no text."""
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise InputError(f"{source}: a choice needs at least one text, and none that is empty")
+        return Grammar("choice", json.dumps(list(texts)), True, source)
+
+
+_KINDS = ", ".join(get_args(Kind))
+
+
+class Matcher:
+    """Where one output stands in its grammar."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, source: str) -> None:
+        self._matcher, self._vocab_size, self._source = matcher, vocab_size, source
+        self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        self._ended = False
+
+    def copy(self) -> "Matcher":
+        """The same, to go on by itself."""
+        other = Matcher(self._matcher.deep_copy(), self._vocab_size, self._source)
+        other._ended = self._ended
+        return other
+
+    def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [vocab], with -inf for every token that may not follow; once the output is complete, and can go on in
+        no way, only end-of-sequence tokens may. After one of these anything may.
+
+        Raises InputError where the grammar has become too complex.
+        """
+        if self._ended:
+            return logits
+        allowed = self.allowed()
+        masked = np.full_like(logits, -np.inf)
+        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed)
+        return masked
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """bool [tokens of the tokenizer]: which ones may follow. Raises InputError as `mask`."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._bits)
+        self._check()
+        return np.unpackbits(self._bits[0].view(np.uint8), bitorder="little", count=self._vocab_size).view(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """Go on after a token that may follow. Raises InputError as `mask`."""
+        if not self._ended:
+            self._matcher.consume_token(token)
+            self._ended = self._matcher.is_stopped() and self._matcher.stop_reason() == "EndOfSentence"
+            if not self._ended:
+                self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output may end here."""
+        return self._ended or bool(self._matcher.is_accepting())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InputError(f"{self._source}: {_reason(self._matcher.get_error())}")
+
+
+class GrammarCompiler:
+    """Makes matchers for one model. For use by several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Nothing is built before it is needed."""
+        self._tokenizer = tokenizer
+        self._ll_tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
+        self._keeping, self._compiling = threading.Lock(), threading.Lock()
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of an output. Compiling takes milliseconds, for the largest grammars some
+        seconds; one of the last `KEPT` grammars takes microseconds.
+
+        Raises InputError, which names the grammar's source, for one that cannot be compiled.
+        """
+        found = self._find(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._find(grammar) or self._compile(grammar)
+        return found.copy()
+
+    def _find(self, grammar: Grammar) -> Matcher | None:
+        with self._keeping:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+            return self._kept.get(grammar)
+
+    def _compile(self, grammar: Grammar) -> Matcher:
+        text = _ll_grammar(grammar)
+        made: list[Matcher | Exception] = []
+
+        def compile_() -> None:
+            try:
+                made.append(self._new_matcher(text, grammar.source))
+            except Exception as error:
+                made.append(error)
+
+        _run_with_stack(compile_)
+        if isinstance(made[0], Exception):
+            raise made[0]
+        with self._keeping:
+            self._kept[grammar] = made[0]
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return made[0]
+
+    def _new_matcher(self, text: str, source: str) -> Matcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False, **_LIMITS)
+        tokenizer = self._ll_tokenizer = self._ll_tokenizer or _ll_tokenizer(self._tokenizer, source)
+        matcher = Matcher(LLMatcher(tokenizer, text, limits=limits, log_level=0), self._tokenizer.vocab_size, source)
+        if not matcher.allowed().any():
+            raise InputError(f"{source}: no output can follow the grammar")
+        return matcher
+
+
+def check_schema(schema: object, source: str) -> None:
+    """Raise InputError, which names `source`, for what is no schema, or too large to be compiled."""
+    if not isinstance(schema, dict | bool):
+        raise InputError(f"{source}: a JSON Schema is an object, not a {type(schema).__name__}")
+    nodes = patterns = 0
+    pending: list[tuple[object, int]] = [(schema, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if not isinstance(value, dict | list):
+            continue
+        nodes += len(value)
+        if isinstance(value, dict):
+            patterns += _pattern_length(value)
+        for limit, size, what in (
+            (MAX_DEPTH, depth, "levels"),
+            (MAX_PROPERTIES, len(value) if isinstance(value, dict) else 0, "entries in an object"),
+            (MAX_NODES, nodes, "values"),
+            (MAX_PATTERNS, patterns, "characters of regular expressions"),
+        ):
+            if size > limit:
+                raise InputError(f"{source}: the schema is too large: it has {size} {what}, at most {limit} are allowed")
+        pending += [(child, depth + 1) for child in (value.values() if isinstance(value, dict) else value)]
+
+
+def embedded(schema: object, *, strict: bool) -> str:
+    """A schema as it stands in a grammar, after `%json`."""
+    return json.dumps(_guided(schema, strict))
+
+
+def _pattern_length(schema: dict[str, Any]) -> int:
+    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    keys = sum(map(len, properties)) if isinstance(properties, dict) else 0
+    return keys + (len(pattern) if isinstance(pattern, str) else 0)
+
+
+def _guided(schema: object, strict: bool) -> object:
+    """A schema with what is fixed for all of them."""
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": not strict, "coerce_one_of": not strict}
+    if schema is True:
+        schema = {}
+    return schema | {"x-guidance": options} if isinstance(schema, dict) else schema
+
+
+def _ll_grammar(grammar: Grammar) -> str:
+    from llguidance import LLMatcher
+
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    if grammar.kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(grammar.text))))
+    schema = {"type": "object"} if grammar.kind == "json_object" else _parsed_schema(grammar)
+    return LLMatcher.grammar_from_json_schema(json.dumps(_guided(schema, grammar.strict)))
+
+
+def _parsed_schema(grammar: Grammar) -> object:
+    try:
+        schema = json.loads(grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{grammar.source}: the schema is not JSON: {error}") from None
+    check_schema(schema, grammar.source)
+    return schema
+
+
+def _ll_tokenizer(tokenizer: Tokenizer, source: str) -> "LLTokenizer":
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if not tokenizer.eos_ids:
+        raise InputError(f"{source}: the model has no end-of-sequence token, so no output could end")
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer))
+    return LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eos_ids))
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants to see one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = min(tokenizer.eos_ids), tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_tokens.values())
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos=False)
+
+
+def _run_with_stack(function: Any) -> None:
+    """Run it in a thread of its own, with room for deep recursion."""
+    before = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=function, name="prolepsis-grammar")
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+
+
+def _reason(error: str) -> str:
+    """What went wrong, in one line of bounded length."""
+    first = error.strip().split("\n")[0].removeprefix("panic: ")
+    return f"{first:.200}" or "the grammar cannot be used"

@@ -56,12 +56,12 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise InputError(f"{self.source}: no kind of grammar is called {self.kind!r:.80}; there are {_KINDS}")
+            raise fault(self.source, f"no kind of grammar is called {self.kind!r:.80}; there are {_KINDS}")
         if not isinstance(self.text, str):
-            raise InputError(f"{self.source}: a grammar is a text, not a {type(self.text).__name__}")
+            raise fault(self.source, f"a grammar is a text, not a {type(self.text).__name__}")
         most = MAX_PATTERNS if self.kind == "regex" else MAX_TEXT
         if len(self.text) > most:
-            raise InputError(f"{self.source}: the grammar has {len(self.text)} characters, at most {most} are allowed")
+            raise fault(self.source, f"the grammar has {len(self.text)} characters, at most {most} are allowed")
 
     @staticmethod
     def json_schema(schema: object, *, strict: bool = True, source: str = "response_format") -> "Grammar":
@@ -73,7 +73,7 @@ class Grammar:
     def choice(texts: Sequence[str], source: str = "response_format") -> "Grammar":
         """One of several texts. Raises InputError for none at all, or for what is no text."""
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise InputError(f"{source}: a choice needs at least one text, and none that is empty")
+            raise fault(source, "a choice needs at least one text, and none that is empty")
         return Grammar("choice", json.dumps(list(texts)), True, source)
 
 
@@ -83,14 +83,14 @@ _KINDS = ", ".join(get_args(Kind))
 class Matcher:
     """Where one output stands in its grammar."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, source: str) -> None:
-        self._matcher, self._vocab_size, self._source = matcher, vocab_size, source
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int], source: str) -> None:
+        self._matcher, self._vocab_size, self._eos_ids, self._source = matcher, vocab_size, eos_ids, source
         self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._ended = False
 
-    def copy(self) -> "Matcher":
-        """The same, to go on by itself."""
-        other = Matcher(self._matcher.deep_copy(), self._vocab_size, self._source)
+    def copy(self, source: str | None = None) -> "Matcher":
+        """The same, to go on by itself; errors name `source`, if given."""
+        other = Matcher(self._matcher.deep_copy(), self._vocab_size, self._eos_ids, source or self._source)
         other._ended = self._ended
         return other
 
@@ -119,9 +119,8 @@ class Matcher:
         """Go on after a token that may follow. Raises InputError as `mask`."""
         if not self._ended:
             self._matcher.consume_token(token)
-            self._ended = self._matcher.is_stopped() and self._matcher.stop_reason() == "EndOfSentence"
-            if not self._ended:
-                self._check()
+            self._check()
+            self._ended = token in self._eos_ids
 
     @property
     def is_complete(self) -> bool:
@@ -130,7 +129,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InputError(f"{self._source}: {_reason(self._matcher.get_error())}")
+            raise fault(self._source, _reason(self._matcher.get_error()))
 
 
 class GrammarCompiler:
@@ -153,7 +152,7 @@ class GrammarCompiler:
         if found is None:
             with self._compiling:
                 found = self._find(grammar) or self._compile(grammar)
-        return found.copy()
+        return found.copy(grammar.source)
 
     def _find(self, grammar: Grammar) -> Matcher | None:
         with self._keeping:
@@ -185,16 +184,17 @@ class GrammarCompiler:
 
         limits = LLParserLimits(verbose_errors=False, **_LIMITS)
         tokenizer = self._ll_tokenizer = self._ll_tokenizer or _ll_tokenizer(self._tokenizer, source)
-        matcher = Matcher(LLMatcher(tokenizer, text, limits=limits, log_level=0), self._tokenizer.vocab_size, source)
+        ll_matcher = LLMatcher(tokenizer, text, limits=limits, log_level=0)
+        matcher = Matcher(ll_matcher, self._tokenizer.vocab_size, self._tokenizer.eos_ids, source)
         if not matcher.allowed().any():
-            raise InputError(f"{source}: no output can follow the grammar")
+            raise fault(source, "no output can follow the grammar")
         return matcher
 
 
 def check_schema(schema: object, source: str) -> None:
     """Raise InputError, which names `source`, for what is no schema, or too large to be compiled."""
     if not isinstance(schema, dict | bool):
-        raise InputError(f"{source}: a JSON Schema is an object, not a {type(schema).__name__}")
+        raise fault(source, f"a JSON Schema is an object, not a {type(schema).__name__}")
     nodes = patterns = 0
     pending: list[tuple[object, int]] = [(schema, 1)]
     while pending:
@@ -211,7 +211,7 @@ def check_schema(schema: object, source: str) -> None:
             (MAX_PATTERNS, patterns, "characters of regular expressions"),
         ):
             if size > limit:
-                raise InputError(f"{source}: the schema is too large: it has {size} {what}, at most {limit} are allowed")
+                raise fault(source, f"the schema is too large: it has {size} {what}, at most {limit} are allowed")
         pending += [(child, depth + 1) for child in (value.values() if isinstance(value, dict) else value)]
 
 
@@ -251,7 +251,7 @@ def _parsed_schema(grammar: Grammar) -> object:
     try:
         schema = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{grammar.source}: the schema is not JSON: {error}") from None
+        raise fault(grammar.source, f"the schema is not JSON: {error}") from None
     check_schema(schema, grammar.source)
     return schema
 
@@ -260,7 +260,7 @@ def _ll_tokenizer(tokenizer: Tokenizer, source: str) -> "LLTokenizer":
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if not tokenizer.eos_ids:
-        raise InputError(f"{source}: the model has no end-of-sequence token, so no output could end")
+        raise fault(source, "the model has no end-of-sequence token, so no output could end")
     wrapper = TokenizerWrapper(_Vocabulary(tokenizer))
     return LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eos_ids))
 
@@ -291,5 +291,10 @@ def _run_with_stack(function: Any) -> None:
 
 def _reason(error: str) -> str:
     """What went wrong, in one line of bounded length."""
-    first = error.strip().split("\n")[0].removeprefix("panic: ")
-    return f"{first:.200}" or "the grammar cannot be used"
+    told = " ".join(error.partition("<backtrace>")[0].removeprefix("panic: ").split())
+    return f"{told:.200}" or "the grammar cannot be used"
+
+
+def fault(source: str, message: str) -> InputError:
+    """The error of a grammar that comes from the field `source` of a request."""
+    return InputError(f"{source}: {message}", field=source)

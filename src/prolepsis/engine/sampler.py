@@ -2,8 +2,9 @@
 
 Order of operations, as in vLLM, each on the outcome of the one before:
 grammar -> logit bias -> repetition penalty -> presence and frequency penalty -> temperature -> top-k -> top-p -> min-p.
-Log-probabilities that are reported are those of the model, before all of that. Ties go to the lowest token id throughout: exactly top_k tokens are kept, never more. Where top-k or top-p is asked for,
+Ties go to the lowest token id throughout: exactly top_k tokens are kept, never more. Where top-k or top-p is asked for,
 tokens less than 2^-64 times as probable as the best one go too; together they weigh less than the sum's rounding.
+Log-probabilities are reported as the model has them, before any of these.
 
 Given equal logits, parameters, history, seed and position, the token is the same on every machine: integers decide the
 random number (`rng`), and every float is added and multiplied in a fixed order (`kernels.sampling`, `kernels.ranking`).

@@ -58,7 +58,7 @@ class SamplingParams:
     best_of: int | None = None
     """Completions to make, of which the `n` with the highest log-probability a token are returned; None makes `n`."""
     grammar: Grammar | None = None
-    """What the output has to be; tokens that cannot follow are left out before anything else is done with the logits."""
+    """What the output has to be; tokens that may not follow are left out before all else."""
     skip_special_tokens: bool = True
     """Leave the names of control tokens out of the text."""
 

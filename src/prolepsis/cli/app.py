@@ -5,7 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import bench, calibrate, chat, demo, generate, kv, kv_bench, models, perplexity, quantize, serve
+from prolepsis.cli import (
+    bench,
+    calibrate,
+    chat,
+    demo,
+    generate,
+    kv,
+    kv_bench,
+    kv_plan,
+    models,
+    perplexity,
+    quantize,
+    serve,
+)
 
 app = typer.Typer(
     name="prolepsis",
@@ -13,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-kv_app = typer.Typer(help="Save, restore, look into, verify and measure losslessly coded KV caches.")
+kv_app = typer.Typer(help="Save, restore, look into, verify, measure and plan losslessly coded KV caches.")
 
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
@@ -30,6 +43,7 @@ kv_app.command("load")(kv.load_)
 kv_app.command("inspect")(kv.inspect)
 kv_app.command("verify")(kv.verify)
 kv_app.command("bench")(kv_bench.bench)
+kv_app.command("plan")(kv_plan.plan)
 app.add_typer(kv_app, name="kv")
 
 

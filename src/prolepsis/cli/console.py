@@ -1,6 +1,7 @@
 """What the commands share: loading a model with signs of life, progress bars, options, and JSON."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -146,6 +147,15 @@ def show(text: str) -> None:
     """Text of an answer on standard output, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def parse_tokens(text: str, flag: str) -> int:
+    """Tokens of "32k" (1,024 each), "1m" or a plain number. InputError names the flag."""
+    found = re.fullmatch(r"([0-9]{1,9})([km]?)", text.strip().lower())
+    count = int(found[1]) << {"": 0, "k": 10, "m": 20}[found[2]] if found else 0
+    if not 0 < count < 1 << 40:
+        raise InputError(f"{flag} {text!r} is not a number of tokens; write for example 4096, 32k or 1m")
+    return count
 
 
 def read_text(path: Path, flag: str) -> str:

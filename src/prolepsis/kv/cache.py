@@ -104,7 +104,7 @@ class PagedKVCache:
 
         Raises InputError if not even one fits, and for an unknown dtype.
         """
-        block_bytes = _token_bytes(num_layers, num_kv_heads, head_dim, dtype_named(dtype)) * block_size
+        block_bytes = token_bytes(num_layers, num_kv_heads, head_dim, dtype_named(dtype)) * block_size
         if budget_bytes < block_bytes:
             raise InputError(
                 f"a KV cache budget of {budget_bytes} bytes holds no block; "
@@ -115,7 +115,7 @@ class PagedKVCache:
     @staticmethod
     def exact_block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
         """Bytes of a block's exact form, which kivi4 keeps of some."""
-        return _token_bytes(num_layers, num_kv_heads, head_dim, "bf16") * block_size
+        return token_bytes(num_layers, num_kv_heads, head_dim, "bf16") * block_size
 
     def readable(self, tokens: int) -> int:
         """How many of the first `tokens` tokens of a sequence can be read: of kivi4, those in whole blocks."""
@@ -134,7 +134,7 @@ class PagedKVCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes one token takes in all layers, K and V and their steps together, without what kivi4 keeps exactly."""
-        return _token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
+        return token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
 
     def new_table(self) -> BlockTable:
         """An empty sequence in this cache."""
@@ -271,7 +271,8 @@ def _params(dtype: DType, tokens: int, dim: int) -> int:
     return tokens if FORMATS[dtype].limit else 0
 
 
-def _token_bytes(layers: int, heads: int, dim: int, dtype: DType) -> int:
+def token_bytes(layers: int, heads: int, dim: int, dtype: DType) -> int:
+    """Bytes of one token in so many layers and KV heads of `dim`: K and V, and what steps and minimums they have."""
     return 2 * layers * heads * (dim * FORMATS[dtype].bits + _params(dtype, 1, dim) * STEP_BITS) // 8
 
 

@@ -1,0 +1,107 @@
+"""The report of `kv plan` as tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Report = Mapping[str, Any]
+
+
+def show_plan(report: Report) -> None:
+    """On standard output."""
+    console = Console()
+    console.print(_sentence(report), markup=False, highlight=False, soft_wrap=True)
+    console.print(_memory(report))
+    for note in _notes(report):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    if report["restores"]:
+        console.print(_restores(report))
+
+
+def _sentence(report: Report) -> str:
+    left = report["free_bytes"] - report["weights_bytes"]
+    return (
+        f"{report['model']}: weights of {_size(report['weights_bytes'])}; {_size(report['free_bytes'])} of memory are "
+        f"free here, {_size(left) if left > 0 else 'none'} beside the weights.\n"
+        f"KV cache: 2 (K, V) x {report['users']:,} users x {report['context']:,} tokens x {report['layers']} layers x "
+        f"{report['kv_heads']} KV heads x {report['head_dim']} values x bytes a value."
+    )
+
+
+def _memory(report: Report) -> Table:
+    table = Table(box=box.MARKDOWN, title=f"{report['users']:,} users of {report['context']:,} tokens")
+    predictors = _predictors(report)
+    for column in ("dtype", "bytes a token", "formula", "in blocks", "fits here", *predictors):
+        table.add_column(column, justify="left" if column == "dtype" else "right")
+    for cache in report["caches"]:
+        fits = "yes" if cache["fits"] else f"{cache['users_that_fit']:,} users"
+        coded = {each["predictor"]: f"{_size(each['bytes'])} ({each['ratio']:.2f})" for each in cache["coded"]}
+        hints = {
+            kind: f"{_size(cache['stored'] / ratio)} ({ratio:.2f}*)"
+            for kind, ratio in cache["reference_ratios"].items()
+        }
+        cells = [(coded | hints).get(predictor, "") for predictor in predictors]
+        table.add_row(
+            cache["dtype"], f"{cache['token']:,}", _size(cache["formula"]), _size(cache["pool"]), fits, *cells
+        )
+    return table
+
+
+def _predictors(report: Report) -> list[str]:
+    """Those of some dtype, measured ones first."""
+    measured = [each["predictor"] for cache in report["caches"] for each in cache["coded"]]
+    return list(dict.fromkeys(measured + [kind for cache in report["caches"] for kind in cache["reference_ratios"]]))
+
+
+def _notes(report: Report) -> list[str]:
+    lines = []
+    if report["measured_tokens"]:
+        lines.append(
+            "The last columns: all of it losslessly coded (stored bytes per coded byte), measured here on "
+            f"{report['measured_tokens']:,} tokens."
+        )
+    if any(cache["reference_ratios"] for cache in report["caches"]):
+        lines.append(
+            "*: of smollm2:135m (docs/benchmarks.md), a hint only. No profile is kept here for this model and dtype; "
+            f"`prolepsis calibrate {report['model']}` makes one."
+        )
+    return lines
+
+
+def _restores(report: Report) -> Table:
+    measured = report["restores"][0]["measured"]
+    where = "measured here" if measured else "typical tiers, as the planner guesses them until it has met one"
+    table = Table(
+        box=box.MARKDOWN,
+        title=f"Back from the store: one context of {report['context']:,} tokens, {report['store_dtype']}; {where}",
+        caption=f"Computing goes at {report['prefill_tok_s']:,.0f} tokens a second here, measured on "
+        f"{report['measured_tokens']:,}; of long contexts it is slower.",
+    )
+    for column in ("tier", "MB/s", "latency", "predictor", "restore", "compute", "planner"):
+        table.add_column(column, justify="left" if column in ("tier", "predictor", "planner") else "right")
+    for each in report["restores"]:
+        table.add_row(
+            escape(each["tier"]),
+            f"{each['bytes_per_s'] / 1e6:,.0f}",
+            f"{each['latency_s'] * 1000:.3g} ms",
+            each["predictor"],
+            _seconds(each["restore_s"]),
+            _seconds(each["recompute_s"]),
+            each["reason"].replace("_", " "),
+        )
+    return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s"
+
+
+def _size(count: float) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count / 1e3:.0f} kB"

@@ -12,7 +12,15 @@ from prolepsis.errors import ProlepsisError
 if TYPE_CHECKING:
     from prolepsis import LLM
 
+LONGEST = ("test_coding_across_cpus.py", "test_instruction_sets.py")
+"""Files of few tests that take long: at the end, one process would run them while the other has nothing to do."""
+
 TINY = Path(__file__).parent / "data" / "gguf" / "Q4_0.gguf"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; else as they were found."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def _use_cache(patch: pytest.MonkeyPatch, directory: Path) -> None:

@@ -112,7 +112,7 @@ def measure_coded(llm: LLM, ids: Sequence[int], dtype: DType, on_skip: Callable[
     except InputError as error:
         on_skip(f"{dtype} is left out: {error}")
         return
-    candidates = [(measured_on(cache, "static"), None)]
+    candidates: list[tuple[Candidate, str | None]] = [(measured_on(cache, "static"), None)]
     for kind in BY_WORTH:
         kept = None if dtype == "kivi4" or kind == "static" else best_kept(llm, dtype, on_skip, [kind])
         if kept is not None:

@@ -1,6 +1,6 @@
 """The report of `kv plan` as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -16,8 +16,9 @@ def show_plan(report: Report) -> None:
     console = Console()
     console.print(_sentence(report), markup=False, highlight=False, soft_wrap=True)
     console.print(_memory(report))
-    for note in _notes(report):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    console.print(_coded(report))
+    for line in _notes(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["restores"]:
         console.print(_restores(report))
 
@@ -33,21 +34,30 @@ def _sentence(report: Report) -> str:
 
 
 def _memory(report: Report) -> Table:
-    table = Table(box=box.MARKDOWN, title=f"{report['users']:,} users of {report['context']:,} tokens")
-    predictors = _predictors(report)
-    for column in ("dtype", "bytes a token", "formula", "in blocks", "fits here", *predictors):
-        table.add_column(column, justify="left" if column == "dtype" else "right")
+    table = _table("In memory", ("dtype",), ("bytes a token", "formula", "in blocks", "fits here"))
     for cache in report["caches"]:
         fits = "yes" if cache["fits"] else f"{cache['users_that_fit']:,} users"
-        coded = {each["predictor"]: f"{_size(each['bytes'])} ({each['ratio']:.2f})" for each in cache["coded"]}
-        hints = {
-            kind: f"{_size(cache['stored'] / ratio)} ({ratio:.2f}*)"
-            for kind, ratio in cache["reference_ratios"].items()
-        }
-        cells = [(coded | hints).get(predictor, "") for predictor in predictors]
-        table.add_row(
-            cache["dtype"], f"{cache['token']:,}", _size(cache["formula"]), _size(cache["pool"]), fits, *cells
-        )
+        table.add_row(cache["dtype"], f"{cache['token']:,}", _size(cache["formula"]), _size(cache["pool"]), fits)
+    return table
+
+
+def _coded(report: Report) -> Table:
+    predictors = _predictors(report)
+    table = _table("Losslessly coded, in a store", ("dtype",), predictors)
+    for cache in report["caches"]:
+        cells = {each["predictor"]: f"{_size(each['bytes'])}  {each['ratio']:.2f}" for each in cache["coded"]}
+        for kind, ratio in cache["reference_ratios"].items():
+            cells[kind] = f"{_size(cache['stored'] / ratio)}  {ratio:.2f}*"
+        table.add_row(cache["dtype"], *(cells.get(predictor, "") for predictor in predictors))
+    return table
+
+
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=box.MARKDOWN, title=title)
+    for column in words:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
@@ -61,37 +71,37 @@ def _notes(report: Report) -> list[str]:
     lines = []
     if report["measured_tokens"]:
         lines.append(
-            "The last columns: all of it losslessly coded (stored bytes per coded byte), measured here on "
-            f"{report['measured_tokens']:,} tokens."
+            f"Beside each size, stored bytes per coded byte, measured here on {report['measured_tokens']:,} tokens."
         )
     if any(cache["reference_ratios"] for cache in report["caches"]):
         lines.append(
-            "*: of smollm2:135m (docs/benchmarks.md), a hint only. No profile is kept here for this model and dtype; "
-            f"`prolepsis calibrate {report['model']}` makes one."
+            "*: what was measured on smollm2:135m (docs/benchmarks.md), a hint: no profile is kept here for this model "
+            "and dtype. `prolepsis calibrate` makes one."
         )
     return lines
 
 
 def _restores(report: Report) -> Table:
     measured = report["restores"][0]["measured"]
-    where = "measured here" if measured else "typical tiers, as the planner guesses them until it has met one"
-    table = Table(
-        box=box.MARKDOWN,
-        title=f"Back from the store: one context of {report['context']:,} tokens, {report['store_dtype']}; {where}",
-        caption=f"Computing goes at {report['prefill_tok_s']:,.0f} tokens a second here, measured on "
-        f"{report['measured_tokens']:,}; of long contexts it is slower.",
+    where = "measured here" if measured else "typical tiers, as the planner guesses them"
+    table = _table(
+        f"One context of {report['context']:,} tokens in {report['store_dtype']}, back from the store; {where}",
+        ("tier", "predictor", "planner"),
+        ("MB/s", "latency", "restore", "compute"),
     )
-    for column in ("tier", "MB/s", "latency", "predictor", "restore", "compute", "planner"):
-        table.add_column(column, justify="left" if column in ("tier", "predictor", "planner") else "right")
+    table.caption = (
+        f"Computing goes at {report['prefill_tok_s']:,.0f} tokens a second here, measured on "
+        f"{report['measured_tokens']:,}; of long contexts it is slower."
+    )
     for each in report["restores"]:
         table.add_row(
             escape(each["tier"]),
+            each["predictor"],
+            each["reason"].replace("_", " "),
             f"{each['bytes_per_s'] / 1e6:,.0f}",
             f"{each['latency_s'] * 1000:.3g} ms",
-            each["predictor"],
             _seconds(each["restore_s"]),
             _seconds(each["recompute_s"]),
-            each["reason"].replace("_", " "),
         )
     return table
 

@@ -24,6 +24,7 @@ COMMANDS = [
     "kv inspect",
     "kv verify",
     "kv bench",
+    "kv plan",
 ]
 
 

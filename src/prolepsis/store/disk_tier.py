@@ -134,10 +134,9 @@ class DiskTier:
     def close(self) -> None:
         """Write down the order of use, and let other processes have the directory."""
         with self._errors(), self._lock:
-            try:
-                self._index.close()
-            finally:
-                self._lock_file.close()
+            if not self._lock_file.closed:
+                with self._lock_file:
+                    self._index.close()
 
     def _store(self, key: str, header: bytes, data: bytes) -> None:
         path = self._path(key)

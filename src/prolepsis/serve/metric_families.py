@@ -77,7 +77,7 @@ class _Maker:
 
 def _requests(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     now, traffic = snapshot.statistics, snapshot.traffic
-    ended: dict[str, float] = {reason: count for reason, count in traffic.ended.items()}
+    ended: dict[str, float] = {str(reason): float(count) for reason, count in traffic.ended.items()}
     yield make.gauge("num_requests_running", "Requests that hold blocks of the cache.", now.running)
     yield make.gauge("num_requests_waiting", "Requests that wait, preempted ones included.", now.waiting)
     yield make.counters("request_success", "Requests that have ended, by how.", "finished_reason", ended)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,10 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis import LLM
 from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.kv_store import KVStore
 from prolepsis.serve.app import create_app
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
+from prolepsis.store import open_tiers
 
 SECRET = "secret-key-of-somebody"
 TEXT = "Tell nobody of the blue elephant."
@@ -132,3 +135,32 @@ def test_acceptance_is_told_by_place(tiny_llm: LLM, tiny: Any) -> None:
     drafted = [found["prolepsis:spec_decode_num_draft_tokens_per_pos_total", str(place)] for place in range(3)]
     assert sum(drafted) == found["prolepsis:spec_decode_num_draft_tokens_total",] > 0
     assert drafted[0] == found["prolepsis:spec_decode_num_drafts_total",]
+
+
+def test_the_store_and_its_failures_are_told(tiny: Any, tmp_path: Path) -> None:
+    disks = [tmp_path / "one", tmp_path / "two"]
+
+    async def ask() -> dict[tuple[str, ...], float]:
+        state, client = server()
+        llm = LLM(tiny, kv_memory=1 << 21)
+        # A disk with room for nothing, between a memory and a disk that take all.
+        store = KVStore(llm, open_tiers(["memory:64MiB", f"disk:{disks[0]}:1KiB", f"disk:{disks[1]}:64MiB"]))
+        async with client, AsyncEngine(llm, store) as engine:
+            state.ready(engine)
+            body = {"prompt": "word " * 300, "max_tokens": 5, "ignore_eos": True}
+            await client.post("/v1/completions", json=body)
+            assert await engine.flush(30)
+            found = await scrape(client)
+        store.close()
+        return found
+
+    found = run(ask())
+    stored = found["prolepsis:store_segments_total", "stored"]
+    assert stored >= 2
+    for tier, kept in [("memory", True), ("disk", False), ("disk_2", True)]:
+        assert (found["prolepsis:store_tier_puts_total", tier] >= stored) is kept
+    assert not [key for key in found if str(tmp_path) in " ".join(key)]
+    assert found["prolepsis:store_tier_failures_total", "disk", "full"] > 0
+    assert found["prolepsis:store_raw_bytes_total", "stored"] > found["prolepsis:store_coded_bytes_total", "stored"] > 0
+    assert found["prolepsis:store_ratio",] > 1
+    assert found["prolepsis:planner_decisions_total", "nothing_stored"] == 1

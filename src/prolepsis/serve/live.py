@@ -30,12 +30,14 @@ However many pages are open, one view a second is taken, in the engine's thread 
                     drafted_at, accepted_at and acceptance (one for each place in a draft)
     store         null where there is none, else:
       tiers         fastest first, each as `prolepsis.store.watched_tier.TierStatistics`
-      segments      `KVStore.statistics()`
+      segments      `prolepsis.engine.store_statistics.StoreStatistics`: what was stored and restored, with the ratio of
+                    raw to coded bytes, and `decisions`: prompts by why they were restored or computed
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -43,9 +45,12 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
+from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.snapshot import NOBODY, BlockState, EngineSnapshot, PoolSnapshot, take
+from prolepsis.engine.store_statistics import StoreStatistics
 from prolepsis.errors import ProlepsisError
 from prolepsis.serve.state import Phase, ServerState
+from prolepsis.store.watched_tier import TierStatistics
 
 router = APIRouter()
 INTERVAL = 1.0
@@ -53,6 +58,14 @@ INTERVAL = 1.0
 MAX_AGE = 0.25
 """A view this old, in seconds, still serves who asks."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class StoreView(NamedTuple):
+    """The store at one moment."""
+
+    tiers: list[TierStatistics]
+    """Fastest first."""
+    segments: StoreStatistics
 
 
 class View(NamedTuple):
@@ -68,6 +81,8 @@ class View(NamedTuple):
     """Requests that found the queue full, so far."""
     engine: EngineSnapshot | None
     """None while the model is loading."""
+    store: StoreView | None
+    """None where there is none, or not yet."""
 
 
 class _Event(NamedTuple):
@@ -127,6 +142,7 @@ class Live:
             uptime_s=now - self._began,
             refused=state.admission.refused,
             engine=snapshot,
+            store=None if engine is None or engine.store is None else await asyncio.to_thread(_look_at, engine.store),
         )
 
     def _following(self) -> "asyncio.Future[_Event]":
@@ -180,12 +196,23 @@ def document(view: View) -> dict[str, Any]:
     return {
         **view._asdict(),
         "engine": None if view.engine is None else _engine(view.engine),
-        "store": None,
+        "store": None if view.store is None else _store(view.store),
     }
 
 
 def _event(view: View) -> _Event:
     return _Event(b"data: " + msgspec.json.encode(document(view)) + b"\n\n", view.phase == "draining")
+
+
+def _look_at(store: KVStore) -> StoreView:
+    return StoreView(store.tiers.statistics(), store.statistics())
+
+
+def _store(view: StoreView) -> dict[str, Any]:
+    return {
+        "tiers": [asdict(tier) for tier in view.tiers],
+        "segments": {**asdict(view.segments), "ratio": view.segments.ratio},
+    }
 
 
 def _engine(snapshot: EngineSnapshot) -> dict[str, Any]:

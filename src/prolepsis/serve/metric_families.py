@@ -1,23 +1,20 @@
 """What a view of the server is in Prometheus' terms."""
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client.core import Metric
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+from prometheus_client.metrics_core import CounterMetricFamily
 
 from prolepsis.engine.snapshot import BlockState, EngineSnapshot
 from prolepsis.engine.statistics import DraftStatistics
-from prolepsis.engine.traffic import Distribution
+from prolepsis.serve.family_maker import PREFIX, FamilyMaker
 from prolepsis.serve.live import View
-
-PREFIX = "prolepsis:"
+from prolepsis.serve.store_families import store_families
 
 
 def families(view: View) -> Iterator[Metric]:
     """Every metric that there is now."""
-    make = _Maker(view.model)
+    make = FamilyMaker(view.model)
     yield make.by("phase", "1 for what the server does.", "phase", {view.phase: 1})
     yield make.counter("admission_rejections", "Requests refused because the queue was full.", view.refused)
     if view.engine is not None:
@@ -27,6 +24,8 @@ def families(view: View) -> Iterator[Metric]:
         yield from _work(make, view.engine)
         if view.engine.drafter is not None:
             yield from _drafts(make, view.engine.statistics.drafts)
+    if view.store is not None:
+        yield from store_families(make, view.store)
 
 
 def answers_family(counts: Mapping[tuple[str, str, str], int]) -> Metric:
@@ -38,44 +37,7 @@ def answers_family(counts: Mapping[tuple[str, str, str], int]) -> Metric:
     return family
 
 
-class _Maker:
-    """Makes families whose first label is the model's name, as vLLM's is."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-
-    def gauge(self, name: str, help_: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def counter(self, name: str, help_: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, help_, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def by(self, name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:
-        """A gauge for each value of a label."""
-        family = GaugeMetricFamily(PREFIX + name, help_, labels=["model_name", label])
-        for key, value in values.items():
-            family.add_metric([self._model, key], value)
-        return family
-
-    def counters(self, name: str, help_: str, label: str, values: Mapping[str, float]) -> Metric:
-        """A counter for each value of a label."""
-        family = CounterMetricFamily(PREFIX + name, help_, labels=["model_name", label])
-        for key, value in values.items():
-            family.add_metric([self._model, key], value)
-        return family
-
-    def histogram(self, name: str, help_: str, values: Distribution) -> Metric:
-        family = HistogramMetricFamily(PREFIX + name, help_, labels=["model_name"])
-        bounds = [*map(floatToGoString, values.bounds), "+Inf"]
-        family.add_metric([self._model], list(zip(bounds, accumulate(values.counts), strict=True)), values.total)
-        return family
-
-
-def _requests(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
+def _requests(make: FamilyMaker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     now, traffic = snapshot.statistics, snapshot.traffic
     ended: dict[str, float] = {str(reason): float(count) for reason, count in traffic.ended.items()}
     yield make.gauge("num_requests_running", "Requests that hold blocks of the cache.", now.running)
@@ -86,7 +48,7 @@ def _requests(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     yield make.counter("generation_tokens", "Tokens generated.", traffic.generation_tokens)
 
 
-def _times(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
+def _times(make: FamilyMaker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     traffic = snapshot.traffic
     for name, help_, values in (
         ("time_to_first_token_seconds", "From arrival to the first token.", traffic.time_to_first_token),
@@ -99,7 +61,7 @@ def _times(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
         yield make.histogram(name, help_, values)
 
 
-def _cache(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
+def _cache(make: FamilyMaker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     pool, traffic, swap = snapshot.pool, snapshot.traffic, snapshot.swap
     blocks = {state.name.lower(): float(pool.count(state)) for state in BlockState}
     yield make.gauge("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is all.", pool.usage)
@@ -115,7 +77,7 @@ def _cache(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
         yield make.counters("swap_failures", "Preempted requests to be computed again, by why.", "reason", failures)
 
 
-def _work(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
+def _work(make: FamilyMaker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     now = snapshot.statistics
     yield make.counter("engine_passes", "Passes of the model.", now.passes)
     yield make.counter("engine_busy_seconds", "Time spent in them.", now.busy_s)
@@ -124,7 +86,7 @@ def _work(make: _Maker, snapshot: EngineSnapshot) -> Iterator[Metric]:
     yield make.counter("evicted_tokens", "Tokens whose K and V were dropped (kv_evict).", now.evicted_tokens)
 
 
-def _drafts(make: _Maker, drafts: DraftStatistics) -> Iterator[Metric]:
+def _drafts(make: FamilyMaker, drafts: DraftStatistics) -> Iterator[Metric]:
     accepted = {str(place): count for place, count in enumerate(drafts.accepted_at)}
     drafted = {str(place): count for place, count in enumerate(drafts.drafted_at)}
     yield make.counter("spec_decode_num_drafts", "Drafts verified.", drafts.rounds)

@@ -34,7 +34,7 @@ from prolepsis.kernels.team import MAX_THREADS
 from prolepsis.kv.cache import PagedKVCache
 from prolepsis.kv.eviction import Eviction
 from prolepsis.kv.prefix_index import PrefixIndex
-from prolepsis.model.chat_template import ChatTemplate, Message, encode_chat
+from prolepsis.model.chat_template import ChatTemplate, Message, Tools, encode_chat
 from prolepsis.model.decoder import PRECISIONS, Decoder
 from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
@@ -271,9 +271,10 @@ class LLM:
                 for request in requests:
                     self.engine.cancel(request)
 
-    def encode_chat(self, messages: Many[Message]) -> list[int]:
-        """Token ids of a conversation that the assistant is to continue. Raises InputError as `encode` does."""
-        tokens = encode_chat(self.tokenizer, self.chat_template, messages)
+    def encode_chat(self, messages: Many[Message], tools: Tools | None = None) -> list[int]:
+        """Token ids of a conversation that the assistant is to continue, and may call `tools` in. Raises InputError as
+        `encode` does."""
+        tokens = encode_chat(self.tokenizer, self.chat_template, messages, tools=tools)
         self.check_prompt(tokens)
         return tokens
 

@@ -18,7 +18,8 @@ from prolepsis.engine.past import CachedPast
 from prolepsis.engine.profile_store import profile_of_session
 from prolepsis.engine.sequence import Sequence
 from prolepsis.errors import InputError, SegmentError
-from prolepsis.model.chat_template import Message, check_messages
+from prolepsis.model.chat_template import Message
+from prolepsis.model.conversation_limits import check_messages
 from prolepsis.model.decoder import PRECISIONS, precision_of
 from prolepsis.store import BusyError, append_session, open_session, replace_file
 

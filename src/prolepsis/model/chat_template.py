@@ -12,18 +12,23 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prolepsis.errors import InputError, ModelFileError
+from prolepsis.model.conversation_limits import check_messages, strings
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.tokenizer import Tokenizer
+from prolepsis.model.tool_prompt import spoken
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from prolepsis.model.template_sandbox import BoundedEnvironment
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""`role` and `content`, texts; a role may add `name`, `tool_call_id` and `tool_calls` as in OpenAI's API."""
+Tools = Sequence[Mapping[str, Any]]
+"""Each {"type": "function", "function": {"name": ..., "description": ..., "parameters": a JSON Schema}}."""
 
 # Used for a file without a template whose vocabulary has these two control tokens.
 CHATML = (
@@ -32,10 +37,16 @@ CHATML = (
 )
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
-MAX_CONVERSATION = 1 << 23
 # What a template may write: each character of a conversation some times, around each message, and by itself. To encode
 # it takes seconds for a million characters.
 MAX_REPEATS, MAX_AROUND, MAX_OWN = 4, 1 << 10, 1 << 20
+# Names that templates look for. No model has control tokens that are called so.
+_STRUCTURE = frozenset(
+    (
+        *("role", "content", "name", "tool_call_id", "tool_calls", "id", "type", "function", "arguments"),
+        *("description", "parameters", "properties", "required", "items", "enum", "default", "title", "anyOf"),
+    )
+)
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
 
 
@@ -84,20 +95,29 @@ class ChatTemplate:
         environment = BoundedEnvironment()
         return environment, environment.compile_bounded(self.source)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def uses_tools(self) -> bool:
+        """Whether it tells the model of tools; where it does not, they are told in words (`tool_prompt`)."""
+        return re.search(r"\btools\b", self.source) is not None
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Tools | None = None
+    ) -> str:
         """The prompt's text; with `add_generation_prompt` it ends where the assistant begins to speak.
 
         Raises:
-            InputError: a message is not {"role": str, "content": str}, the conversation is too long, or the
-                template fails, refuses the conversation or exceeds a limit of its sandbox.
+            InputError: a message is not as `Message` says, the conversation is too long, or the template fails, refuses
+                the conversation or exceeds a limit of its sandbox.
         """
-        limit = MAX_REPEATS * check_messages(messages) + MAX_AROUND * len(messages) + MAX_OWN
+        limit = MAX_REPEATS * check_messages(messages, tools) + MAX_AROUND * len(messages) + MAX_OWN
+        if not self.uses_tools:
+            messages, tools = spoken(messages, tools), None
         variables = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
-            "tools": None,
+            "tools": list(tools) if tools else None,
             "documents": None,
         }
         try:
@@ -111,32 +131,12 @@ class ChatTemplate:
         return text
 
 
-def check_messages(messages: Sequence[Message]) -> int:
-    """The characters of all messages. Raises InputError unless each has a string `role` and a string `content`, and
-    nothing else, and they are not too long together."""
-    total = 0
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InputError(f"message {index} is a {type(message).__name__}, expected role and content")
-        for field in ("role", "content"):
-            if not isinstance(message.get(field), str):
-                raise InputError(f"message {index}: {field!r} must be a string, got {message.get(field)!r:.80}")
-            total += len(message[field])
-        unknown = sorted(str(field) for field in message if field not in ("role", "content"))
-        if unknown:
-            raise InputError(
-                f"message {index} has the unknown field {unknown[0]!r:.80}; known are 'role' and 'content'"
-            )
-    if total > MAX_CONVERSATION:
-        raise InputError(f"the conversation has {total} characters, at most {MAX_CONVERSATION} are allowed")
-    return total
-
-
 def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Message],
     add_generation_prompt: bool = True,
+    tools: Tools | None = None,
 ) -> list[int]:
     """Token ids of the rendered conversation, with control tokens from the template alone.
 
@@ -145,8 +145,8 @@ def encode_chat(
     Raises:
         InputError: as `ChatTemplate.render` and `Tokenizer.encode`.
     """
-    shield = _Shield(tokenizer, template, messages)
-    text = template.render(shield.messages, add_generation_prompt=add_generation_prompt)
+    shield = _Shield(tokenizer, template, messages, tools)
+    text = template.render(shield.messages, add_generation_prompt=add_generation_prompt, tools=shield.tools)
     ids = list(shield.encode(text))
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
@@ -190,25 +190,28 @@ def _token(file: GGUFFile, key: str) -> str:
 
 
 class _Shield:
-    """Messages in which no control token's name is left, and the way back.
+    """Messages and tools in which no control token's name is left, and the way back.
 
     Besides whole names, the end of a name at a message's beginning and the beginning of a name at its end are
     broken up (whitespace outside them aside, which templates trim): the template might join them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> None:
-        check_messages(messages)
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], tools: Tools | None = None
+    ) -> None:
+        check_messages(messages, tools)
         names = tokenizer.special_tokens
         self._tokenizer = tokenizer
         self._starts = re.compile(f"(?={'|'.join(map(re.escape, names))})") if names else None
         self._tails = {name[i:] for name in names for i in range(1, len(name))}
         self._heads = {name[:i] for name in names for i in range(1, len(name))}
         self._longest = max(map(len, names), default=0)
-        taken = set(template.source).union(*names, *(message[field] for message in messages for field in message))
+        taken = set(template.source).union(*names, *strings([messages, tools]))
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         self._hide = dict(zip(sorted(set().union(*names)), free, strict=False))
         self._reveal = str.maketrans({stand_in: character for character, stand_in in self._hide.items()})
-        self.messages = [{field: self._protect(message[field]) for field in message} for message in messages]
+        self.messages: list[Message] = self._protected(list(messages))
+        self.tools: Tools | None = self._protected(None if tools is None else list(tools))
 
     def encode(self, text: str) -> Iterator[int]:
         """Ids of text rendered from `messages`."""
@@ -218,6 +221,16 @@ class _Shield:
             else:
                 revealed = part.translate(self._reveal)
                 yield from self._tokenizer.encode(revealed, add_bos=False, continues=index > 0)
+
+    def _protected(self, value: Any) -> Any:
+        """A JSON value with every text in it protected, the names of fields too."""
+        if isinstance(value, str):
+            return self._protect(value)
+        if isinstance(value, Mapping):
+            return {
+                key if key in _STRUCTURE else self._protect(key): self._protected(each) for key, each in value.items()
+            }
+        return [self._protected(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _protect(self, text: str) -> str:
         at = {match.start() for match in self._starts.finditer(text)} if self._starts else set()

@@ -59,8 +59,7 @@ def _check_calls(calls: Any, where: str) -> None:
         raise InputError(f"{where}: 'tool_calls' must be a list, got {calls!r:.80}")
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
-        named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
-        if not named or "arguments" not in function:
+        if not (isinstance(function, Mapping) and isinstance(function.get("name"), str) and "arguments" in function):
             raise InputError(f"{where}: each of 'tool_calls' must have a function with name and arguments")
 
 

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from prolepsis.serve import chat, completions, live, metrics, models, page
+from prolepsis.serve import chat, completions, live, metrics, models, page, sessions
 from prolepsis.serve.errors import add_handlers
 from prolepsis.serve.state import ServerState
 
@@ -10,6 +10,7 @@ _ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    sessions.router,
     live.router,
     metrics.router,
     page.router,

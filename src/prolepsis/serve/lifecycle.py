@@ -14,7 +14,9 @@ from threading import Thread
 import uvicorn
 
 from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.errors import InputError
 from prolepsis.serve.access_log import set_up_logging
 from prolepsis.serve.app import create_app
@@ -23,8 +25,10 @@ from prolepsis.serve.connections import limited_protocol
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
+from prolepsis.store import open_tiers
 
 _INTERRUPTED = 130
+_LEAST_FLUSH_S = 5.0  # for the store, even where streams are not waited for
 _WATCHERS_S = 2  # for streams that show the server to notice that it ends
 _LAST_ANSWERS_S = 5  # for streams that were ended to say so, after the drain timeout
 
@@ -52,6 +56,7 @@ class _Process:
     def __init__(self, options: ServeOptions, load: Callable[[], LLM]) -> None:
         self._options, self._load_model = options, load
         self._state = ServerState(options)
+        self._engine: AsyncEngine | None = None
         self._failure: BaseException | None = None
         self._server = _Server(_config(self._state))
 
@@ -76,19 +81,21 @@ class _Process:
     def _load(self) -> None:
         start = time.monotonic()
         try:
-            engine = AsyncEngine(self._load_model())
+            llm = self._load_model()
+            self._engine = _with_store(llm, self._options) if self._options.stores else AsyncEngine(llm)
+            sessions = None if self._engine.store is None else StoredSessions(self._engine)
         except BaseException as error:
             self._tell(self._failed, error)
         else:
-            self._tell(self._loaded, engine, time.monotonic() - start)
+            self._tell(self._loaded, sessions, time.monotonic() - start)
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the server has ended meanwhile
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _loaded(self, engine: AsyncEngine, seconds: float) -> None:
-        if self._state.phase == "loading":
-            self._state.ready(engine)
+    def _loaded(self, sessions: StoredSessions | None, seconds: float) -> None:
+        if self._state.phase == "loading" and self._engine is not None:
+            self._state.ready(self._engine, sessions)
             _say(f"ready after {seconds:.1f} s")
 
     def _failed(self, error: BaseException) -> None:
@@ -109,8 +116,23 @@ class _Process:
 
     async def _close(self) -> None:
         self._state.encoder.shutdown(wait=False, cancel_futures=True)
-        if self._state.engine is not None:
-            await self._state.engine.close()
+        engine = self._engine
+        if engine is None:
+            return
+        if not await engine.flush(max(self._options.drain_timeout, _LEAST_FLUSH_S)):
+            _say("not all K and V that could have been stored were: there was no more time")
+        await engine.close()
+        if engine.store is not None:
+            await asyncio.to_thread(engine.store.close)
+
+
+def _with_store(llm: LLM, options: ServeOptions) -> AsyncEngine:
+    tiers = open_tiers(options.stores)
+    try:
+        return AsyncEngine(llm, KVStore(llm, tiers, predictor=options.store_predictor))
+    except BaseException:
+        tiers.close()
+        raise
 
 
 def _config(state: ServerState) -> uvicorn.Config:

@@ -160,3 +160,24 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: list[int]
+
+
+class RestoreBody(Body):
+    """/v1/sessions/{id}/restore, which needs none."""
+
+    cache_salt: str = ""
+    """That of the requests which the session came from and goes on with."""
+
+
+class SessionBody(RestoreBody):
+    """/v1/sessions: what to keep, as messages, or as a text or token ids."""
+
+    id: str
+    messages: list[Any] | None = None
+    prompt: Any = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "SessionBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise InputError("give either prompt or messages", field="prompt")
+        return self

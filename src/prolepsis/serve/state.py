@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.serve.admission import Admission
 from prolepsis.serve.answer_counts import AnswerCounts
 from prolepsis.serve.errors import APIError, blame
@@ -35,6 +36,8 @@ class ServerState:
     phase: Phase = "loading"
     engine: AsyncEngine | None = None
     """Runs the requests; its `llm` is the model."""
+    sessions: StoredSessions | None = None
+    """Saved conversations, where there is a store."""
     admission: Admission = field(init=False)
     """Who may wait."""
     requests: OpenRequests = field(default_factory=OpenRequests)
@@ -66,9 +69,9 @@ class ServerState:
             return path.stem
         return path.name if path.is_dir() else self.options.model
 
-    def ready(self, engine: AsyncEngine) -> None:
+    def ready(self, engine: AsyncEngine, sessions: StoredSessions | None = None) -> None:
         """The model is loaded."""
-        self.engine = engine
+        self.engine, self.sessions = engine, sessions
         self.admission.running = engine.llm.engine.max_running
         self.phase = "ready"
 

@@ -4,11 +4,12 @@ python benchmarks/serve.py [--peer llama.cpp=PYTHON] [--peer vllm=PYTHON] [--plo
 
 Closed loop: 1, 4, 16 and 64 clients ask again as soon as they are answered. Open loop: requests arrive by a Poisson
 process. Every prompt is new, some 64 tokens of random words, and every answer has 64 tokens, greedy. Each cell takes
---seconds, that of 64 clients twice as long: what still runs then is broken off, and who has no first token yet counts with the time waited. TTFT is the
-time to first token, ITL that between two pieces of text. `tokens/s` are those of outputs, of all clients together. The
-servers run one after another, each alone, with the same file and threads; a peer is started by the Python that --peer
-names, in whose environment it is installed: llama.cpp is the server of llama-cpp-python, which runs one request at a
-time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16 (written with the extra `test`).
+--seconds, that of 64 clients twice as long: what still runs then is broken off, and who has no first token yet counts
+with the time waited. TTFT is the time to first token, ITL that between two pieces of text; `tokens/s` are those of
+outputs, of all clients together. The servers run one after another, each alone, with the same file and threads; a peer
+is started by the Python that --peer names, in whose environment it is installed: llama.cpp is the server of
+llama-cpp-python, which runs one request at a time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16
+(written with the extra `test`).
 
 Chats: some with one system prompt, whose users take turns, so that each chat has left a pool that is too small for all
 before it goes on. TTFT is that of turns after the first.

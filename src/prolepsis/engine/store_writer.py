@@ -61,6 +61,7 @@ class StoreWriter:
         self._waiting: deque[_Chain] = deque()
         self._changed = Condition()
         self._at_work: _Chain | None = None
+        self._left = 0  # segments of that one
         self._hurried = self._closed = False
         store.queued = self._queued
         self._thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
@@ -109,7 +110,7 @@ class StoreWriter:
 
     def _queued(self) -> int:
         with self._changed:
-            return sum(-(-len(chain.tokens) // GRID) for chain in self._waiting)
+            return self._left + sum(-(-len(chain.tokens) // GRID) for chain in self._waiting)
 
     def _run(self) -> None:
         while (chain := self._next()) is not None:
@@ -125,7 +126,7 @@ class StoreWriter:
 
     def _next(self) -> _Chain | None:
         with self._changed:
-            self._at_work = None
+            self._at_work, self._left = None, 0
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._waiting)
             if self._closed:
@@ -137,6 +138,7 @@ class StoreWriter:
         stored: list[StoredSegment] = []
         names = self._store.names(chain.tokens, chain.salt)
         for number, name in enumerate(names):
+            self._left = len(names) - number
             if name.stop - name.start < min(chain.fewest, GRID):
                 return SavedChain(stored, False)
             found = self._store.located(name) or self._store_segment(chain, name)

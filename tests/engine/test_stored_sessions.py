@@ -1,0 +1,208 @@
+"""Sessions in a store: whole again after a restart, each owner's own, never evicted, gone when deleted."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from stores import AMPLE, GREEDY, cached_kv, forget, run, tokens_of
+
+from prolepsis import LLM
+from prolepsis.engine import session_manifest, stored_sessions
+from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.kv_store import KVStore
+from prolepsis.engine.planner import Planner
+from prolepsis.engine.stored_sessions import StoredSessions
+from prolepsis.errors import CapacityError, InputError, SegmentError
+from prolepsis.store import MemoryTier, Tiers
+
+TOKENS = random.Random(0).choices(range(1, 1000), k=700)
+MESSAGES = [
+    {"role": "user", "content": "Ünï \ud7ff"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+]
+
+
+@pytest.fixture(autouse=True)
+def restoring_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model computes so fast that little would be restored."""
+    monkeypatch.setattr(Planner, "prefill_s", 1.0)
+
+
+@pytest.fixture
+def tiers() -> Tiers:
+    return Tiers([MemoryTier(AMPLE)])
+
+
+def test_a_session_continues_after_a_restart(llm: LLM, tiers: Tiers) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            expected = (await tokens_of(engine, [*TOKENS, 5], salt="other"))[0]
+            sessions = StoredSessions(engine)
+            saved = await sessions.save("me", "a chat", MESSAGES, TOKENS)
+            assert sum(part.tokens for part in saved.parts) == len(TOKENS)
+            assert saved.raw_bytes == len(TOKENS) * llm.kv_cache.bytes_per_token > saved.coded_bytes
+            assert saved.pinned
+            assert await sessions.inspect("me", "a chat") == saved
+            before = await engine.call(lambda: cached_kv(llm, TOKENS, "me"))
+        forget(llm)
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            [summary] = await sessions.list("me")
+            assert summary == saved.summary
+            assert (summary.tokens, summary.messages) == (700, 2)
+            found = await sessions.restore("me", "a chat")
+            assert found is not None
+            session, plan = found
+            assert session == saved
+            assert session.messages == MESSAGES
+            assert plan is not None
+            assert plan.restored_tokens == len(TOKENS)
+            assert await engine.call(lambda: cached_kv(llm, TOKENS, "me")) == before
+            assert await tokens_of(engine, [*TOKENS, 5], salt="me") == (expected, len(TOKENS))
+
+    run(work())
+
+
+def test_nobody_finds_the_sessions_of_others(llm: LLM, tiers: Tiers) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            await sessions.save("me", "../../x", MESSAGES, TOKENS[:40])
+            assert await sessions.list("you") == []
+            assert await sessions.inspect("you", "../../x") is None
+            assert await sessions.restore("you", "../../x") is None
+            assert not await sessions.delete("you", "../../x")
+            assert len(await sessions.list("me")) == 1
+
+    run(work())
+
+
+def test_segments_of_sessions_outlive_those_of_others_and_go_with_the_last_one(llm: LLM) -> None:
+    tier = MemoryTier(1_500_000)
+    tiers = Tiers([tier])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            one = await sessions.save("me", "one", MESSAGES, TOKENS)
+            two = await sessions.save("me", "two", [], [*TOKENS[:512], 3, 4])
+            shared = {part.key for part in one.parts} & {part.key for part in two.parts}
+            assert len(shared) == 2
+            for number in range(8):
+                await tokens_of(engine, [number + 1, *TOKENS])
+                assert await engine.flush(60)
+            assert tier.usage().evictions > 0
+            assert all(tiers.locate(part.key) for part in (*one.parts, *two.parts))
+            assert await sessions.delete("me", "one")
+            assert {part.key for part in one.parts if tiers.locate(part.key)} == shared
+            assert await sessions.delete("me", "two")
+            assert not any(tiers.locate(part.key) for part in (*one.parts, *two.parts))
+            assert list(tiers.keys("session")) == []
+            assert not await sessions.delete("me", "two")
+
+    run(work())
+
+
+def test_a_later_save_takes_the_place_of_an_earlier_one(llm: LLM, tiers: Tiers) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            first = await sessions.save("me", "chat", MESSAGES[:1], TOKENS[:300])
+            later = await sessions.save("me", "chat", MESSAGES, TOKENS)
+            assert [summary.messages for summary in await sessions.list("me")] == [2]
+            assert first.parts[0] == later.parts[0]
+            # Others know of sessions that were saved meanwhile, and keep what they need.
+            others = StoredSessions(engine)
+            await sessions.save("me", "another", [], TOKENS[:30])
+            assert {summary.id for summary in await others.list("me")} == {"chat", "another"}
+
+    run(work())
+
+
+def test_a_conversation_that_grows_leaves_what_a_session_has(llm: LLM, tiers: Tiers) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            assert engine.store is not None
+            sessions = StoredSessions(engine)
+            saved = await sessions.save("me", "chat", [], TOKENS[:40])
+            for length in (80, 100):
+                await tokens_of(engine, TOKENS[:length], replace(GREEDY, max_tokens=1), salt="me")
+                assert await engine.flush(60)
+            names = [engine.store.names(TOKENS[:length], "me")[0].key for length in (40, 80, 100)]
+            assert saved.parts[0].key == names[0]
+            assert set(tiers.keys("kv")) == {names[0], names[2]}  # the other one holds nothing that is not in these
+
+    run(work())
+
+
+def test_what_cannot_be_saved_is_refused(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm) as engine:
+            with pytest.raises(InputError, match="store"):
+                StoredSessions(engine)
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            for bad in ("", "x" * 257, None):
+                with pytest.raises(InputError, match="id"):
+                    await sessions.save("me", bad, [], TOKENS)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match="empty"):
+                await sessions.save("me", "x", [], [])
+            with pytest.raises(InputError, match="vocabulary"):
+                await sessions.save("me", "x", [], [1 << 20])
+            with pytest.raises(InputError, match="messages"):
+                await sessions.save("me", "x", [{"role": object()}], TOKENS[:20])
+            monkeypatch.setattr(stored_sessions, "MAX_SESSIONS", 1)
+            await sessions.save("me", "x", [], TOKENS[:20])
+            await sessions.save("me", "x", [], TOKENS[:20])
+            await sessions.save("you", "x", [], TOKENS[:20])
+            with pytest.raises(InputError, match="delete one"):
+                await sessions.save("me", "y", [], TOKENS[:20])
+        async with AsyncEngine(llm, KVStore(llm, Tiers([MemoryTier(2000)]))) as engine:
+            with pytest.raises(CapacityError, match="stored"):
+                await StoredSessions(engine).save("me", "x", [], TOKENS)
+
+    run(work())
+
+
+def test_damaged_manifests_are_left_out_and_those_of_other_models_refused(
+    llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        store = KVStore(llm, tiers)
+        async with AsyncEngine(llm, store) as engine:
+            sessions = StoredSessions(engine)
+            await sessions.save("me", "x", [], TOKENS[:20])
+            await sessions.save("me", "y", [], TOKENS[:20])
+            with monkeypatch.context() as patch:
+                patch.setattr(stored_sessions, "identity", lambda _: {"file": "another"})
+                await sessions.save("me", "z", [], TOKENS[:20])
+            with pytest.raises(SegmentError, match="another model"):
+                await sessions.restore("me", "z")
+            x, y = session_manifest.key_of("me", "x"), session_manifest.key_of("me", "y")
+            found = tiers.get(x)
+            assert found is not None
+            tiers.put(y, found.data)  # another's
+            tiers.put(x, found.data[:-1])
+            again = StoredSessions(engine)
+            assert [summary.id for summary in await again.list("me")] == ["z"]
+            assert store.statistics().damaged_segments == 2
+
+    run(work())
+
+
+def test_saves_at_once_do_not_disturb_each_other(llm: LLM, tiers: Tiers) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            lengths = random.Random(1).sample(range(1, 600), 6)
+            await asyncio.gather(*(sessions.save("me", str(n), [], TOKENS[:n]) for n in lengths))
+            assert {summary.tokens for summary in await sessions.list("me")} == set(lengths)
+            for n in lengths:
+                session = await sessions.inspect("me", str(n))
+                assert session is not None
+                assert sum(part.tokens for part in session.parts) == n
+                assert all(tiers.locate(part.key) for part in session.parts)
+            await tokens_of(engine, TOKENS, GREEDY)
+
+    run(work())

@@ -13,6 +13,7 @@ from prolepsis.errors import InputError
 from prolepsis.serve.answers import Head, details_of, json_response, new_head, usage_of
 from prolepsis.serve.generation import Generation, News
 from prolepsis.serve.logprobs import Spelling, TextLogprobs, TextLogprobsWriter
+from prolepsis.serve.response_format import grammar_of
 from prolepsis.serve.sampling import sampling_params
 from prolepsis.serve.schemas import CompletionBody
 from prolepsis.serve.state import State
@@ -38,6 +39,7 @@ async def create(body: CompletionBody, request: Request, state: State) -> Respon
     llm = state.llm
     prompts = await state.encode("prompt", _encode, llm, body.prompt)
     echoes = [llm.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
+    await state.compile(params.grammar)
     generation = Generation.begin(request, state, body, prompts, params)
     spelling = Spelling(llm.tokenizer, params)
     head = new_head("cmpl", "text_completion", state.model_name)
@@ -49,7 +51,9 @@ async def create(body: CompletionBody, request: Request, state: State) -> Respon
 
 
 def _params(body: CompletionBody) -> SamplingParams:
-    params = sampling_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs, best_of=body.best_of)
+    params = sampling_params(
+        body, max_tokens=body.max_tokens, logprobs=body.logprobs, best_of=body.best_of, grammar=grammar_of(body)
+    )
     if body.stream and params.samples != params.n:
         raise InputError("best_of is not for streams: the best are known in the end only", field="best_of")
     if body.echo and body.logprobs is not None:

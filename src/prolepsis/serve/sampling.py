@@ -1,12 +1,19 @@
 """From a request's body to what the engine is asked for."""
 
+from prolepsis.engine.grammar import Grammar
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.errors import InputError
 from prolepsis.serve.schemas import GenerationBody
 
 
 def sampling_params(
-    body: GenerationBody, *, max_tokens: int, logprobs: int | None, best_of: int | None = None
+    body: GenerationBody,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    best_of: int | None = None,
+    grammar: Grammar | None = None,
+    skip_special_tokens: bool = True,
 ) -> SamplingParams:
     """What both kinds of bodies have in common, and what they say each in its own way.
 
@@ -29,6 +36,8 @@ def sampling_params(
         ignore_eos=body.ignore_eos,
         n=body.n,
         best_of=best_of,
+        grammar=grammar,
+        skip_special_tokens=skip_special_tokens,
     )
 
 

@@ -77,6 +77,11 @@ class GenerationBody(Body):
     """Lower is served first."""
     cache_salt: str = ""
     """Only requests with the same one share K and V."""
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | None = None
+    """As `response_format` with a JSON Schema; this and the next two as vLLM has them."""
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -111,8 +116,6 @@ class ChatBody(GenerationBody):
         **GenerationBody.refused,
         "functions": ([], _USE_TOOLS),
         "function_call": ("none", _USE_TOOLS),
-        "tools": ([], _LEAVE_OUT),
-        "response_format": ({"type": "text"}, _LEAVE_OUT),
         "audio": (None, _LEAVE_OUT),
         "modalities": (["text"], "answers are text"),
         "moderation": (None, _LEAVE_OUT),
@@ -131,6 +134,9 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = None
     """Only with `logprobs`."""
+    tools: list[Any] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":

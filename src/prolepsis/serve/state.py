@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
+from prolepsis.engine.grammar import Grammar
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.serve.admission import Admission
@@ -58,6 +59,14 @@ class ServerState:
         """`function(*arguments)` in the thread of `encoder`; an InputError that names no field names `field`."""
         with blame(field):
             return await asyncio.get_running_loop().run_in_executor(self.encoder, partial(function, *arguments))
+
+    async def compile(self, grammar: Grammar | None) -> None:
+        """Have the engine know a grammar, if there is one: to compile it takes up to seconds, in which others go on.
+
+        Raises InputError, which names the grammar's source, for one that cannot be compiled.
+        """
+        if grammar is not None:
+            await asyncio.to_thread(self.llm.grammars.matcher, grammar)
 
     @property
     def model_name(self) -> str:

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from texts import HOSTILE
 
-from prolepsis.errors import InputError, ModelFileError
+from prolepsis.errors import ContextLengthError, InputError, ModelFileError
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.tokenizer import Tokenizer
 
@@ -27,6 +27,17 @@ def test_text_comes_back(small, text):
 @example("\r\n" * 3 + " x")
 def test_any_text_comes_back(small, text):
     assert small.decode(small.encode(text), skip_special=False) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_text | pieces_of_text)
+def test_only_a_text_that_has_more_tokens_is_given_up_unread(small, text):
+    small.require_at_most(len(small.encode(text)), text)
+
+
+def test_what_is_far_too_long_is_given_up_unread(small):
+    with pytest.raises(ContextLengthError, match="10000 characters, but 10 tokens"):
+        small.require_at_most(10, "a " * 5000)
 
 
 @settings(max_examples=100, deadline=None)

@@ -196,7 +196,11 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises InputError for one that is empty or too long, or ids beyond the vocabulary."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        if isinstance(prompt, str):
+            self.tokenizer.require_at_most(self.max_context, prompt)
+            tokens = self.tokenizer.encode(prompt)
+        else:
+            tokens = _token_ids(prompt)
         self.check_prompt(tokens)
         return tokens
 
@@ -274,7 +278,7 @@ class LLM:
     def encode_chat(self, messages: Many[Message], tools: Tools | None = None) -> list[int]:
         """Token ids of a conversation that the assistant is to continue, and may call `tools` in. Raises InputError as
         `encode` does."""
-        tokens = encode_chat(self.tokenizer, self.chat_template, messages, tools=tools)
+        tokens = encode_chat(self.tokenizer, self.chat_template, messages, tools=tools, max_tokens=self.max_context)
         self.check_prompt(tokens)
         return tokens
 

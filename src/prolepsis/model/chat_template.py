@@ -137,16 +137,20 @@ def encode_chat(
     messages: Sequence[Message],
     add_generation_prompt: bool = True,
     tools: Tools | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
     """Token ids of the rendered conversation, with control tokens from the template alone.
 
-    The BOS token comes first where the model asks for it and the template has not written it.
+    The BOS token comes first where the model asks for it and the template has not written it. `max_tokens`: give up on
+    what is certain to have more.
 
     Raises:
-        InputError: as `ChatTemplate.render` and `Tokenizer.encode`.
+        InputError: as `ChatTemplate.render`, `Tokenizer.encode` and `Tokenizer.require_at_most`.
     """
     shield = _Shield(tokenizer, template, messages, tools)
     text = template.render(shield.messages, add_generation_prompt=add_generation_prompt, tools=shield.tools)
+    if max_tokens is not None:
+        tokenizer.require_at_most(max_tokens, text)
     ids = list(shield.encode(text))
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)

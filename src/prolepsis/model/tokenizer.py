@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from prolepsis.errors import InputError, ModelFileError
+from prolepsis.errors import ContextLengthError, InputError, ModelFileError
 from prolepsis.model.byte_bpe import PRE_TOKENIZERS, ByteLevelBPE
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.sentencepiece_bpe import SentencePieceBPE
@@ -92,6 +92,7 @@ class Tokenizer:
         self.add_bos = add_bos
         self.add_space_prefix = model.add_space_prefix
         self.tokens = tokens
+        self._longest = max(map(len, tokens), default=0)  # the spelling is never shorter than what it stands for
         self._model = model
         kinds = {index: kind for index, kind in enumerate(types) if kind != NORMAL and tokens[index]}
         self.special_tokens = {tokens[i]: i for i, kind in kinds.items() if kind in (CONTROL, UNKNOWN)}
@@ -133,6 +134,14 @@ class Tokenizer:
             ids.append(self.bos_id)
         require_encodable(text)
         return ids + self._text_ids(text, parse_special, continues)
+
+    def require_at_most(self, max_tokens: int, text: str) -> None:
+        """Raise ContextLengthError, long before `encode` were done, for a text that so many tokens cannot spell."""
+        if len(text) > max_tokens * self._longest:
+            raise ContextLengthError(
+                f"the text has {len(text)} characters, but {max_tokens} tokens, all that the context holds, spell at "
+                f"most {max_tokens * self._longest}: shorten it"
+            )
 
     def _text_ids(self, text: str, parse_special: bool, continues: bool) -> list[int]:
         ids: list[int] = []

@@ -10,6 +10,7 @@ from prolepsis.engine.completion import Completion, best
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.errors import InputError
+from prolepsis.serve.admission import claim
 from prolepsis.serve.answers import Head, details_of, json_response, new_head, usage_of
 from prolepsis.serve.generation import Generation, News
 from prolepsis.serve.logprobs import Spelling, TextLogprobs, TextLogprobsWriter
@@ -37,6 +38,7 @@ async def create(body: CompletionBody, request: Request, state: State) -> Respon
     state.require_model(body.model)
     params = _params(body)
     llm = state.llm
+    claim(request, _number(body.prompt) * params.samples)  # before anything is made of them
     prompts = await state.encode("prompt", _encode, llm, body.prompt)
     echoes = [llm.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
     await state.compile(params.grammar)
@@ -70,6 +72,10 @@ def _encode(llm: LLM, prompt: Any) -> list[list[int]]:
     if any(isinstance(each, str | list) for each in prompt):
         return [llm.encode(_one(each)) for each in prompt]
     return [llm.encode(_one(prompt))]
+
+
+def _number(prompts: Any) -> int:
+    return len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
 
 
 def _one(prompt: Any) -> str | list[int]:

@@ -111,7 +111,9 @@ def _tokens(llm: LLM, body: SessionBody) -> list[int]:
         return llm.encode(prompt)
     messages = messages_of(body.messages)
     answered = messages[-1]["role"] == "assistant"
-    tokens = encode_chat(llm.tokenizer, llm.chat_template, messages, add_generation_prompt=not answered)
+    tokens = encode_chat(
+        llm.tokenizer, llm.chat_template, messages, add_generation_prompt=not answered, max_tokens=llm.max_context
+    )
     llm.check_prompt(tokens)
     return tokens
 

@@ -75,11 +75,16 @@ class RedisServer:
         """For `open_tiers`."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self, *options: str) -> None:
+    @property
+    def process_id(self) -> int:
+        """Of the server that runs."""
+        return self._process.pid
+
+    def start(self) -> None:
         """Start it, and wait until it answers."""
         listen = ["--port", str(self.port), "--bind", "127.0.0.1"]
         self._process = subprocess.Popen(
-            [self._program, *listen, "--save", "", "--appendonly", "no", *options], stdout=subprocess.PIPE, text=True
+            [self._program, *listen, "--save", "", "--appendonly", "no"], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         said = []
@@ -91,5 +96,5 @@ class RedisServer:
 
     def kill(self) -> None:
         """End it without a farewell."""
-        self._process.kill()
-        self._process.communicate()
+        with self._process as process:
+            process.kill()

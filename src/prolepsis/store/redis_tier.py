@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import redis.exceptions
 from redis.backoff import NoBackoff
@@ -27,6 +28,7 @@ class RedisTier:
     kind = "redis"
 
     def __init__(self, url: str, name: str) -> None:
+        _check_number(url)
         self.name = name
         self._client = redis.Redis.from_url(
             url,
@@ -45,7 +47,7 @@ class RedisTier:
     def get(self, key: str) -> bytes | None:
         """As `Tier.get`."""
         with self._errors():
-            frame = self._client.getrange(_PREFIX + key, 0, LARGEST_FRAME - 1)  # bounds what the server sends
+            frame = self._frame(key)
         if not frame:
             return None
         try:
@@ -82,6 +84,15 @@ class RedisTier:
         with self._errors():
             self._client.close()
 
+    def _frame(self, key: str) -> bytes:
+        """What the server has, up to the longest that may be; nothing if there is nothing."""
+        try:
+            return self._client.getrange(_PREFIX + key, 0, LARGEST_FRAME - 1)
+        except redis.exceptions.ResponseError as error:
+            if str(error).startswith("WRONGTYPE"):
+                return b"not even bytes"
+            raise
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
@@ -92,3 +103,11 @@ class RedisTier:
             raise TierTimeoutError(f"{self.name}: {error}") from error
         except (redis.RedisError, OSError, ValueError) as error:  # ValueError: an answer that is not Redis' protocol
             raise TierError(f"{self.name}: {error}") from error
+
+
+def _check_number(url: str) -> None:
+    """Raise ValueError for a database that is no number: the client would take number 0."""
+    parts = urlsplit(url)
+    number = parts.path.strip("/")
+    if parts.scheme != "unix" and number and not number.isdecimal():
+        raise ValueError(f"the database {number!r} is no number")

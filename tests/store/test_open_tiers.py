@@ -1,0 +1,67 @@
+"""Tiers from words."""
+
+from pathlib import Path
+
+import pytest
+from tier_samples import key
+
+from prolepsis.errors import InputError
+from prolepsis.store import DiskTier, open_tiers
+
+
+def test_every_kind_is_opened(tmp_path: Path) -> None:
+    specs = ["memory:1MiB", f"disk:{tmp_path}/disk:2MiB", "redis://:secret@127.0.0.1:1/0", f"file://{tmp_path}/remote"]
+    tiers = open_tiers(specs)
+    statistics = tiers.statistics()
+    assert [tier.kind for tier in statistics] == ["memory", "disk", "redis", "remote"]
+    assert [tier.budget for tier in statistics] == [1 << 20, 2 << 20, None, None]
+    assert not any("secret" in tier.name for tier in statistics)
+    stored = tiers.put(key(1), b"abc", pinned=True)
+    assert stored.pinned
+    assert stored.tiers == ("memory", f"disk:{tmp_path}/disk", f"file://{tmp_path}/remote")
+    tiers.close()
+    again = open_tiers(specs[1:])
+    assert again.get(key(1)).tier == f"disk:{tmp_path}/disk"  # type: ignore[union-attr]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "write memory:SIZE"),
+        ("memory", "write memory:SIZE"),
+        ("memory:", "the size '' is not a size"),
+        ("memory:much", "'memory:much': the size 'much' is not a size"),
+        ("disk:/somewhere", "write disk:DIRECTORY:SIZE"),
+        ("disk:1GiB", "write disk:DIRECTORY:SIZE"),
+        ("/var/lib/prolepsis", "write memory:SIZE"),
+        ("redis:localhost", "write memory:SIZE"),
+        ("redis://user:secret@host:port/0", "'redis://host:port/0' is no tier of the store: Port"),
+        ("redis://host/name", "'redis://host/name' is no tier of the store: .*number"),
+        ("nosuch://place", "'nosuch://place' is no tier of the store: Protocol not known"),
+        ("redis://[", "is no tier of the store"),
+    ],
+)
+def test_words_that_name_no_tier(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_tiers([spec])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    pytest.importorskip("fsspec")
+    try:
+        import s3fs  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match=r"s3://bucket/prefix.*s3fs.*pip install 'prolepsis\[s3\]'"):
+            open_tiers(["s3://bucket/prefix"])
+    else:
+        pytest.skip("s3fs is installed")
+
+
+def test_a_tier_twice_is_refused_and_what_was_opened_is_closed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="memory twice"):
+        open_tiers([f"disk:{tmp_path}/disk:1MiB", "memory:1MiB", "memory:2MiB"])
+    with pytest.raises(InputError, match="in use by another process"):
+        open_tiers([f"disk:{tmp_path}/disk:1MiB", f"disk:{tmp_path}/disk:2MiB"])
+    DiskTier(tmp_path / "disk", 1 << 20).close()

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "prolepsis"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "tests/data/*.md")
+DOCUMENTS = ("README*.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "tests/data/*.md")
 TEST_COMMAND = "pip install '.[test]' && pytest"
 
 needs_sources = pytest.mark.skipif(
@@ -124,6 +124,51 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+READMES = (ROOT / "README.md", ROOT / "README.ko.md")
+
+
+def sections(document: Path) -> list[str]:
+    """What stands between headings, and the level of the heading before each part."""
+    parts = re.split(r"^(#+) .+$", without_code(document), flags=re.MULTILINE)
+    return [level + text for level, text in zip(["", *parts[1::2]], parts[::2], strict=True)]
+
+
+def without_code(document: Path) -> str:
+    return re.sub(r"^```.*?^```$", "(code)", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@needs_sources
+def test_both_readmes_have_the_same_sections_figures_links_and_tables() -> None:
+    english, korean = map(sections, READMES)
+    assert [re.match("#*", part)[0] for part in english] == [re.match("#*", part)[0] for part in korean]
+    for ours, theirs in zip(english, korean, strict=True):
+        for kind in (r"\d(?:[\d,.]*\d)?", r"`[^`]+`", r"\]\((?!README)[^)]+\)", r"\(code\)"):
+            found, wanted = (sorted(re.findall(kind, part)) for part in (theirs, ours))
+            assert found == wanted, theirs[:80]
+        rows = [[line.count("|") for line in part.splitlines() if line.startswith("|")] for part in (ours, theirs)]
+        assert rows[0] == rows[1], theirs[:80]
+        assert table_figures(ours) == table_figures(theirs), theirs[:80]
+
+
+def table_figures(section: str) -> list[list[str]]:
+    """The figures of each row, in order."""
+    return [re.findall(r"\d[\d,.]*", line) for line in section.splitlines() if line.startswith("|")]
+
+
+@needs_sources
+def test_both_readmes_have_the_same_code() -> None:
+    blocks = [re.findall(r"^```.*?^```$", path.read_text("utf-8"), re.MULTILINE | re.DOTALL) for path in READMES]
+    english, korean = ([re.sub(r"  # .*", "", block) for block in found] for found in blocks)
+    assert english == korean
+    assert len(english) > 8
+
+
+@needs_sources
+def test_each_readme_leads_to_the_other() -> None:
+    for here, there in (READMES, READMES[::-1]):
+        assert f"]({there.name})" in here.read_text("utf-8")
+
+
 @needs_sources
 def test_no_file_names_a_place_on_someones_machine() -> None:
     place = re.compile(r"(?<![\w.$}:/])(/(home|Users|root|work|opt)/\w|[A-Z]:\\Users\\)")
@@ -138,7 +183,7 @@ def test_no_file_names_a_place_on_someones_machine() -> None:
 
 def texts() -> Iterator[tuple[Path, str]]:
     """Every text file of the project, and what it holds."""
-    rooms = [ROOT / name for name in (".ci", "benchmarks", "docs", "examples", "src", "tests")]
+    rooms = [ROOT / name for name in (".ci", "benchmarks", "deploy", "docs", "examples", "src", "tests")]
     for path in [*ROOT.glob("*.*"), *(path for room in rooms for path in room.rglob("*"))]:
         if path.is_file() and "__pycache__" not in path.parts:
             try:

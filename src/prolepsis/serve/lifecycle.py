@@ -20,6 +20,7 @@ from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.errors import InputError
 from prolepsis.serve.access_log import set_up_logging
 from prolepsis.serve.app import create_app
+from prolepsis.serve.banner import banner
 from prolepsis.serve.browsers import is_loopback
 from prolepsis.serve.connections import limited_protocol
 from prolepsis.serve.middleware import guarded
@@ -96,6 +97,8 @@ class _Process:
     def _loaded(self, sessions: StoredSessions | None, seconds: float) -> None:
         if self._state.phase == "loading" and self._engine is not None:
             self._state.ready(self._engine, sessions)
+            for line in banner(self._engine):
+                _say(line)
             _say(f"ready after {seconds:.1f} s")
 
     def _failed(self, error: BaseException) -> None:

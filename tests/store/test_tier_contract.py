@@ -9,7 +9,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from tier_samples import RedisServer, fast_directory, key
+from redis_server import RedisServer
+from tier_samples import fast_directory, key
 
 from prolepsis.errors import TierFullError
 from prolepsis.store import DiskTier, MemoryTier, PinningTier, Tier

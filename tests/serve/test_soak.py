@@ -1,0 +1,338 @@
+"""Half an hour of everything at once: clients of all kinds over a store whose tiers fail, and not one wrong token.
+
+PROLEPSIS_SOAK_SECONDS makes it longer or shorter. In a minute all there is happens some times.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+from redis_server import RedisServer
+from soak_requests import BAD, Answer, Asked, Assembled, chats, completions, next_message, streamed, turn, whole
+from soak_tiers import COUNTED, Chaos, FaultyTier
+
+from prolepsis import LLM
+from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.kv_store import KVStore
+from prolepsis.engine.planner import Piece, Planner
+from prolepsis.engine.restore_plan import RestorePlan
+from prolepsis.engine.stored_sessions import StoredSessions
+from prolepsis.serve.app import create_app
+from prolepsis.serve.middleware import guarded
+from prolepsis.serve.options import ServeOptions
+from prolepsis.serve.state import ServerState
+from prolepsis.store.disk_tier import DiskTier
+from prolepsis.store.memory_tier import MemoryTier
+from prolepsis.store.redis_tier import RedisTier
+from prolepsis.store.remote_tier import RemoteTier
+from prolepsis.store.tiers import Tiers
+
+SECONDS = float(os.environ.get("PROLEPSIS_SOAK_SECONDS", "1800"))
+SEED = 8
+CLIENTS = 12
+CONVERSATIONS, TURNS = 12, 4
+SESSIONS = 4
+MIB = 1 << 20
+POOL = 2 * MIB  # bytes: room for 4,096 tokens, some six of the requests
+MOST_GROWTH = 24 * MIB
+"""Bytes of resident memory that the second half may take beyond the first, allocators being what they are."""
+FIRST_TRIES_S = 70.0
+"""A tier that failed is tried again within a minute."""
+
+Reading = dict[tuple[str, ...], float]
+
+
+class Tale:
+    """What the clients have seen."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.cancelled = 0
+        self.faults: list[str] = []
+
+    def count(self, answer: httpx.Response, wanted: tuple[int, ...]) -> bool:
+        """Whether the answer is the one that was hoped for; 503 and 429 are told of, and allowed."""
+        self.statuses[answer.status_code] += 1
+        if answer.status_code in wanted:
+            return True
+        if answer.status_code not in (429, 503):
+            self.faults.append(f"{answer.request.url}: {answer.status_code}")
+        return False
+
+    def compare(self, asked: Asked, found: Answer, expected: Answer) -> None:
+        """An answer is to be the one that the same request got alone."""
+        self.answers[asked.path] += 1
+        if found != expected:
+            self.faults.append(f"{asked}: {found}, alone {expected}")
+
+
+class EagerPlanner(Planner):
+    """Always restores: computing is faster on a model as small as the tests'."""
+
+    def decide(self, pool_tokens: int, pieces: list[Piece], predictor: str) -> RestorePlan:
+        plan = super().decide(pool_tokens, pieces, predictor)
+        if pieces:
+            plan.reason = "restore_is_faster"
+        return plan
+
+
+class Catalogue:
+    """Requests, and what each gets alone."""
+
+    def __init__(self) -> None:
+        self.plain: list[tuple[Asked, Answer]] = []
+        self.conversations: list[list[tuple[Asked, Answer]]] = []
+
+    async def fill(self, client: httpx.AsyncClient) -> None:
+        """Ask a server, one request after the other."""
+        for asked in completions(72, SEED):
+            self.plain.append((asked, await self._ask(client, asked)))
+        for number, messages in enumerate(chats(CONVERSATIONS, SEED)):
+            turns = []
+            for place in range(TURNS):
+                asked = turn(list(messages), number + place)
+                answer = await self._ask(client, asked)
+                turns.append((asked, answer))
+                said = answer[0]["text"] or str(answer[0]["calls"])
+                messages += [{"role": "assistant", "content": said}, next_message(number * TURNS + place)]
+            self.conversations.append(turns)
+
+    @staticmethod
+    async def _ask(client: httpx.AsyncClient, asked: Asked) -> Answer:
+        answer = await client.post(asked.path, json=asked.body)
+        assert answer.status_code == 200, (asked, answer.text)
+        return whole(answer.json())
+
+
+class Clients:
+    """Ask until they are cancelled, each for itself."""
+
+    def __init__(self, client: httpx.AsyncClient, catalogue: Catalogue, tale: Tale) -> None:
+        self._client, self._catalogue, self._tale = client, catalogue, tale
+
+    async def run(self, number: int, deadline: float) -> None:
+        """One client."""
+        source = random.Random(SEED * 1000 + number)
+        acts = (self._plain, self._converse, self._cancel, self._bad, self._session, self._look)
+        while time.monotonic() < deadline:
+            [act] = source.choices(acts, (50, 15, 10, 10, 8, 2))
+            await act(source)
+
+    async def _plain(self, source: random.Random) -> None:
+        await self._exchange(*source.choice(self._catalogue.plain), source)
+
+    async def _converse(self, source: random.Random) -> None:
+        for asked, expected in source.choice(self._catalogue.conversations):
+            await self._exchange(asked, expected, source)
+
+    async def _exchange(self, asked: Asked, expected: Answer, source: random.Random) -> None:
+        if asked.can_stream and source.random() < 0.5:
+            async with self._client.stream("POST", asked.path, json={**asked.body, "stream": True}) as answer:
+                if self._tale.count(answer, (200,)):
+                    assembled = Assembled()
+                    async for chunk in streamed(answer):
+                        assembled.add(chunk)
+                    self._tale.compare(asked, assembled.answer, expected)
+            return
+        answer = await self._client.post(asked.path, json=asked.body)
+        if self._tale.count(answer, (200,)):
+            self._tale.compare(asked, whole(answer.json()), expected)
+
+    async def _cancel(self, source: random.Random) -> None:
+        asked, _ = source.choice(self._catalogue.plain)
+        body = {**asked.body, "stream": True, "best_of": None, "max_tokens": 500, "stop": []}
+        left = source.randint(0, 20)
+        async with self._client.stream("POST", asked.path, json=body) as answer:
+            self._tale.count(answer, (200,))
+            async for _ in answer.aiter_lines():
+                left -= 1
+                if left < 0:
+                    self._tale.cancelled += 1
+                    return
+
+    async def _bad(self, source: random.Random) -> None:
+        path, body = source.choice(BAD)
+        if isinstance(body, bytes):
+            answer = await self._client.post(path, content=body)
+        else:
+            answer = await self._client.post(path, json=body)
+        if self._tale.count(answer, (400, 404, 422)):
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    async def _session(self, source: random.Random) -> None:
+        id_ = f"session {source.randrange(SESSIONS)}"
+        match source.randrange(4):
+            case 0:
+                asked, _ = source.choice(source.choice(self._catalogue.conversations))
+                body = {"id": id_, "messages": asked.body["messages"]}
+                self._tale.count(await self._client.post("/v1/sessions", json=body), (200,))
+            case 1:
+                self._tale.count(await self._client.post(f"/v1/sessions/{id_}/restore"), (200, 404))
+            case 2:
+                self._tale.count(await self._client.get("/v1/sessions"), (200,))
+            case _:
+                self._tale.count(await self._client.delete(f"/v1/sessions/{id_}"), (200, 404))
+
+    async def _look(self, _: random.Random) -> None:
+        for path in ("/v1/engine", "/metrics", "/health", "/v1/models"):
+            self._tale.count(await self._client.get(path), (200,))
+
+
+@contextmanager
+def listening(state: ServerState) -> Iterator[str]:
+    """The server in a thread, as it is behind all its guards; its address."""
+    config = uvicorn.Config(guarded(create_app(state), state), port=0, lifespan="off", log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@asynccontextmanager
+async def alone(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A server without a store and with room for everything."""
+    state = ServerState(ServeOptions(model="tiny"))
+    async with AsyncEngine(LLM(tiny, threads=1)) as engine:
+        state.ready(engine)
+        transport = httpx.ASGITransport(guarded(create_app(state), state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            yield client
+    state.encoder.shutdown()
+
+
+async def memory_watch(readings: list[int]) -> None:
+    """Resident bytes, four times a second."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    while True:
+        readings.append(int(Path("/proc/self/statm").read_text().split()[1]) * page)
+        await asyncio.sleep(0.25)
+
+
+async def reading(client: httpx.AsyncClient) -> Reading:
+    """/metrics by name and labels."""
+    found: Reading = {}
+    for family in text_string_to_metric_families((await client.get("/metrics")).text):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key != "model_name"}
+            found[(sample.name, *(labels[key] for key in sorted(labels)))] = sample.value
+    return found
+
+
+async def soak(url: str, catalogue: Catalogue, tale: Tale, chaos: Chaos) -> tuple[Reading, list[int]]:
+    """Have everybody at work for SECONDS. Returns the last metrics and what memory was taken."""
+    readings: list[int] = []
+    limits = httpx.Limits(max_connections=2 * CLIENTS)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        background = [asyncio.create_task(work) for work in (chaos.run(), memory_watch(readings))]
+        clients = Clients(client, catalogue, tale)
+        deadline = time.monotonic() + SECONDS
+        await asyncio.gather(*(clients.run(number, deadline) for number in range(CLIENTS)))
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        return await reading(client), readings
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_everything_at_once(tiny: Path, tmp_path: Path) -> None:
+    redis = RedisServer() if shutil.which("redis-server") else None
+    if redis is None:
+        print("without a Redis tier: redis-server is not installed")
+    faulty = [
+        FaultyTier(MemoryTier(2 * MIB)),
+        FaultyTier(DiskTier(tmp_path / "disk", 8 * MIB)),
+        FaultyTier(RemoteTier(f"file://{tmp_path / 'remote'}", "remote")),
+    ]
+    tiers = Tiers([*faulty[:2], *([RedisTier(redis.url, "redis")] if redis else []), faulty[2]])
+    llm = LLM(tiny, threads=1, kv_memory=POOL)
+    store = KVStore(llm, tiers)
+    store.planner = EagerPlanner(llm.kv_cache.bytes_per_token, llm.model_bytes)
+    chaos, catalogue, tale = Chaos(faulty, redis, SEED), Catalogue(), Tale()
+
+    async def everything() -> tuple[Reading, list[int]]:
+        async with alone(tiny) as client:
+            await catalogue.fill(client)
+        state = ServerState(ServeOptions(model="tiny"))
+        async with AsyncEngine(llm, store) as engine:
+            state.ready(engine, StoredSessions(engine))
+            with listening(state) as url:
+                found = await soak(url, catalogue, tale, chaos)
+            await engine.flush(FIRST_TRIES_S)
+        state.encoder.shutdown()
+        return found
+
+    try:
+        metrics, memory = asyncio.run(everything())
+        told = tiers.statistics()
+        store.close()
+    finally:
+        if redis is not None:
+            redis.kill()
+    print(tale.statuses, tale.answers, f"{tale.cancelled} cancelled, {chaos.kills} times without Redis")
+    print({tier.name: dict(tier.injected) for tier in faulty}, store.statistics(), sep="\n")
+    print(f"resident: {memory[0] / MIB:.0f} .. {memory[-1] / MIB:.0f} MiB")
+    assert not tale.faults, f"{len(tale.faults)} faults: {tale.faults[:5]}"
+    assert min(tale.answers.values()) > 0
+    llm.kv_cache.check([])
+    assert llm.engine.prefix is not None
+    llm.engine.prefix.check()
+    assert llm.kv_cache.pool.num_used == 0
+    check_failures(metrics, faulty, chaos, told)
+    check_statuses(metrics, tale)
+    check_memory(memory)
+
+
+def check_failures(metrics: Reading, faulty: list[FaultyTier], chaos: Chaos, told: list[Any]) -> None:
+    """Every failure that was injected is counted, and none else."""
+    for tier in faulty:
+        for kind in COUNTED:
+            counted = metrics.get(("prolepsis:store_tier_failures_total", kind, tier.kind), 0)
+            assert counted <= tier.injected[kind], (tier.name, kind)
+            [now] = [each for each in told if each.name == tier.name]
+            assert now.failures.get(kind, 0) == tier.injected[kind], (tier.name, kind)
+    corrupt = sum(tier.injected["corrupt"] for tier in faulty)
+    assert corrupt > 0
+    assert metrics["prolepsis:store_segments_total", "damaged"] > 0
+    if chaos.kills:
+        assert metrics["prolepsis:store_tier_failures_total", "failed", "redis"] > 0
+    assert metrics["prolepsis:store_segments_total", "restored"] > 0
+
+
+def check_statuses(metrics: Reading, tale: Tale) -> None:
+    """What the server says it answered is what the clients got; and 503 is the only status above 499."""
+    counted: Counter[int] = Counter()
+    for key, value in metrics.items():
+        if key[0] == "prolepsis:http_requests_total" and key[3] != "none":
+            counted[int(key[3])] += int(value)
+    assert {status for status in counted if status >= 500} <= {503}
+    for status in counted | tale.statuses:
+        assert counted[status] == tale.statuses[status], (status, counted, tale.statuses)
+
+
+def check_memory(readings: list[int]) -> None:
+    """It is level once everything has happened some times."""
+    quarter = len(readings) // 4
+    early, late = median(readings[quarter : 2 * quarter]), median(readings[-quarter:])
+    assert late - early <= MOST_GROWTH, f"{early / MIB:.0f} MiB, later {late / MIB:.0f} MiB"

@@ -79,7 +79,7 @@ def turn(messages: list[dict[str, Any]], number: int) -> Asked:
         {"seed": 4, "tools": [_TOOL], "tool_choice": "required"},
         {"seed": 5, "tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
     )
-    fields = kinds[number % 3]
+    fields = kinds[number % len(kinds)]
     return Asked("/v1/chat/completions", {"messages": messages, "max_tokens": 60, **fields})
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from tier_samples import RedisServer, key
+from redis_server import RedisServer
+from tier_samples import key
 
 from prolepsis.errors import TierDamagedError, TierError, TierFullError, TierTimeoutError
 from prolepsis.store import MemoryTier, Tiers, TierStatistics, redis_tier

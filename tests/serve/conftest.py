@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import pytest
@@ -20,6 +22,7 @@ from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
 
 PATIENCE_S = 30
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,14 +55,20 @@ class Served:
     def within(self, function: Callable[[], Any]) -> Any:
         """What `function` returns in the engine's thread, between two passes."""
         assert self.state.engine is not None
-        return asyncio.run(self.state.engine.call(function))
+        return run(self.state.engine.call(function))
 
 
-@pytest.fixture(scope="module")
-def served(tiny: Path) -> Iterator[Served]:
-    """The tiny model as "tiny", on a free port; no block is left in use."""
-    state = ServerState(ServeOptions(model="tiny"))
-    llm = LLM(tiny, threads=1)
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. In a thread of its own, because Playwright runs an event loop in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+@contextmanager
+def serving(model: Path, **options: Any) -> Iterator[Served]:
+    """A model as "tiny", on a free port, with these `ServeOptions`; no block is left in use."""
+    state = ServerState(ServeOptions(model="tiny", **options))
+    llm = LLM(model, threads=1)
     engine = AsyncEngine(llm)
     state.ready(engine)
     config = uvicorn.Config(guarded(create_app(state), state), port=0, lifespan="off", log_level="warning")
@@ -73,10 +82,17 @@ def served(tiny: Path) -> Iterator[Served]:
     yield served
     server.should_exit = True
     thread.join()
-    asyncio.run(engine.close())
+    run(engine.close())
     state.encoder.shutdown()
     llm.kv_cache.check([])
     assert llm.kv_cache.pool.num_used == 0
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Path) -> Iterator[Served]:
+    """The tiny model, for whoever asks."""
+    with serving(tiny) as served:
+        yield served
 
 
 class _Server(uvicorn.Server):

@@ -16,10 +16,13 @@ import uvicorn
 from prolepsis import LLM
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.completion import Completion
+from prolepsis.engine.kv_store import KVStore
+from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.serve.app import create_app
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
+from prolepsis.store import open_tiers
 
 PATIENCE_S = 30
 T = TypeVar("T")
@@ -69,8 +72,9 @@ def serving(model: Path, **options: Any) -> Iterator[Served]:
     """A model as "tiny", on a free port, with these `ServeOptions`; no block is left in use."""
     state = ServerState(ServeOptions(model="tiny", **options))
     llm = LLM(model, threads=1)
-    engine = AsyncEngine(llm)
-    state.ready(engine)
+    store = KVStore(llm, open_tiers(state.options.stores)) if state.options.stores else None
+    engine = AsyncEngine(llm, store)
+    state.ready(engine, None if store is None else StoredSessions(engine))
     config = uvicorn.Config(guarded(create_app(state), state), port=0, lifespan="off", log_level="warning")
     server = _Server(config)
     thread = threading.Thread(target=server.run)
@@ -83,6 +87,8 @@ def serving(model: Path, **options: Any) -> Iterator[Served]:
     server.should_exit = True
     thread.join()
     run(engine.close())
+    if store is not None:
+        store.close()
     state.encoder.shutdown()
     llm.kv_cache.check([])
     assert llm.kv_cache.pool.num_used == 0

@@ -1,6 +1,7 @@
 """The web page in a real browser, over a real server of the tiny model."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.serve.conftest import Served, serving
+from tests.serve.conftest import Served, run, serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with Playwright, which is missing")
 expect = sync_api.expect
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium, which is missing")
 
+expect.set_options(timeout=30_000)  # of a machine that does other things too
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -38,7 +40,7 @@ class Visitor:
 
     def visit(self, url: str, **options: Any) -> Any:
         context = self.browser.new_context(viewport={"width": 1280, "height": 860}, **options)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(30_000)
         page = context.new_page()
         # Chromium itself logs every answer with a status of 400 and above.
         page.on(
@@ -56,6 +58,13 @@ class Visitor:
     def note(self, is_trouble: bool, text: str) -> None:
         if is_trouble:
             self.troubles.append(text)
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """As everywhere, with a store."""
+    with serving(tiny, stores=("memory:64MiB", f"disk:{tmp_path_factory.mktemp('store')}:64MiB")) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +181,8 @@ def test_stopping_keeps_what_is_there_and_frees_the_sequence(patient: Any, serve
     expect(page.locator("#question")).to_be_focused()
     served.wait_for(1)
     assert served.ended[0].finish_reason is None
+    assert served.state.engine is not None
+    assert run(served.state.engine.flush(60))  # the store lets go of what it copies
     assert served.within(lambda: served.state.llm.kv_cache.pool.num_used) == 0
     assert served.ended[0].text.startswith(kept_turns(page)[-1]["content"])
 
@@ -248,7 +259,7 @@ def test_trouble_is_told_kindly(page: Any) -> None:
     expect(ask(page, "Three").locator(".trouble")).to_contain_text("broke off")
     expect(ask(page, "four " * 3000).locator(".trouble")).to_contain_text("context")  # the server's own words
     page.get_by_role("button", name="Edit question").click()
-    expect(ask(page, "Four").locator(".foot")).to_contain_text("tokens/s")
+    expect(ask(page, "Four").locator(".foot")).to_contain_text("to first token")
     expect(page.locator(".trouble")).to_have_count(3)
 
 
@@ -285,6 +296,32 @@ def test_the_map_has_a_cell_for_every_block_or_says_how_many_share_one(page: Any
             assert told["columns"] * told["rows"] >= told["cells"]
             assert told["size"] >= 3.9
             assert told["rows"] * told["size"] <= 180
+
+
+def test_a_session_is_saved_and_resumed_after_a_reload(page: Any, served: Served) -> None:
+    ask(page, "One " * 300)
+    page.fill("#session-name", "about ones")
+    page.click("#save")
+    entry = page.locator(".session")
+    expect(entry.locator(".name")).to_have_text("about ones")
+    expect(entry.locator(".size")).to_have_text(re.compile(r"^[\d,]+ tokens · [\d.]+ KiB \(\d\.\d\d×\)$"))
+    expect(page.locator("#notice")).to_contain_text("of KV cache in")
+    before = [turn["content"] for turn in kept_turns(page)]
+    page.click("#new-chat")
+    page.reload()
+    expect(page.locator(".answer")).to_have_count(0)
+    page.get_by_role("button", name="about ones", exact=False).first.click()
+    expect(page.locator("#notice")).to_contain_text("Resumed")
+    assert [turn["content"] for turn in kept_turns(page)] == before
+    ask(page, "And two?")
+    assert served.ended[-1].cached_tokens > 300
+    expect(page.locator("#tiers .tier .name")).to_have_text(["memory", re.compile("^disk:")])
+    expect(page.locator("#store-text")).to_contain_text("×")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator(".session").hover()
+    page.get_by_role("button", name="Delete session about ones").click()
+    expect(page.locator(".session")).to_have_count(0)
+    expect(page.locator("#no-sessions")).to_be_visible()
 
 
 def test_dark_and_light(visitor: Visitor, served: Served) -> None:

@@ -27,9 +27,10 @@ export class Chat {
     this.load(JSON.parse(sessionStorage.getItem(KEPT) ?? "[]"));
   }
 
-  /** What is sent: the system prompt, if there is one, and the turns. */
+  /** What is sent: the system prompt, if there is one, and the turns, but for questions that got no answer. */
   history() {
-    const turns = this.turns.map(({ role, content }) => ({ role, content }));
+    const unanswered = (turn, at) => turn.content === "" || this.turns[at + 1]?.content === "";
+    const turns = this.turns.filter((turn, at) => !unanswered(turn, at)).map(({ role, content }) => ({ role, content }));
     return systemPrompt() ? [{ role: "system", content: systemPrompt() }, ...turns] : turns;
   }
 
@@ -164,7 +165,7 @@ export class Chat {
   }
 
   changed() {
-    sessionStorage.setItem(KEPT, JSON.stringify(this.history().length ? this.turns : []));
+    sessionStorage.setItem(KEPT, JSON.stringify(this.turns));
     this.hooks.changed();
   }
 }
@@ -192,7 +193,7 @@ class Clock {
     const own = prolepsis?.choices?.[0] ?? {};
     statistics.restore = own.restore ?? null;
     statistics.seed = own.seed ?? null;
-    const spent = (this.last - this.started) / 1000;
-    if (spent > 0 && usage.completion_tokens > 1) statistics.perSecond = (usage.completion_tokens - 1) / spent;
+    const between = own.inter_token_s ?? (this.last - this.started) / 1000 / (usage.completion_tokens - 1);
+    if (between > 0) statistics.perSecond = 1 / between;
   }
 }

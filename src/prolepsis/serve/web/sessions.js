@@ -2,7 +2,7 @@
 
 import { ApiError, json } from "./api.js";
 import { byId, iconButton, make, notify } from "./dom.js";
-import { bytes, counted, ratio, when } from "./format.js";
+import { bytes, counted, ratio, seconds, when } from "./format.js";
 
 const PATH = "/v1/sessions";
 
@@ -22,15 +22,18 @@ export class Sessions {
     });
   }
 
-  /** Ask for the list again. A server without a store has none. */
+  /** Ask for the list again. A server without a store has none, and is not asked. */
   async refresh() {
     try {
-      this.show((await json(PATH)).data);
+      const { store } = await json("/v1/engine");
+      byId("save-form").hidden = !store;
+      if (!store) byId("no-sessions").textContent = "Start the server with --store, and chats can be saved and resumed.";
+      this.show(store ? (await json(PATH)).data : []);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.show([]);
       if (error.status === 401) this.needKey(error.message);
-      else byId("no-sessions").textContent = `No sessions: ${error.message}`;
+      else notify(error.message);
     }
   }
 
@@ -68,10 +71,12 @@ export class Sessions {
     return this.act(async () => {
       const path = `${PATH}/${encodeURIComponent(id)}`;
       const session = await json(path);
+      if (!session.messages.length) throw new ApiError("This session is a prompt that was saved through the API, not a chat.", 0);
       this.chat.load(session.messages);
       byId("session-name").value = id;
-      const restored = await json(`${path}/restore`, { method: "POST" });
-      notify(`Resumed: ${counted(restored.restored_tokens, "token")} restored`);
+      const { restored_tokens: restored, plan } = await json(`${path}/restore`, { method: "POST" });
+      if (restored) notify(`Resumed: ${counted(restored, "token")} restored from ${plan.tier} in ${seconds(plan.seconds)}`);
+      else notify(`Resumed: ${plan?.explanation ?? "all its tokens were still in the pool"}`);
     });
   }
 
@@ -99,11 +104,12 @@ export class Sessions {
 
   /** Only a conversation that has come to rest can be saved. */
   offerSave() {
-    byId("save").disabled = this.busy || this.chat.running !== null || this.chat.turns.length === 0;
+    byId("save").disabled = this.busy || this.chat.running !== null
+      || !this.chat.turns.some(({ role, content }) => role === "assistant" && content);
   }
 }
 
 function suggestedName(turns) {
-  const words = turns[0].content.trim().split(/\s+/).slice(0, 6).join(" ");
-  return words.slice(0, 48) || "Chat";
+  const words = turns[0].content.trim().split(/[\s/\p{C}]+/u).slice(0, 6).join(" ");
+  return [...words].slice(0, 48).join("").replace(/^[. ]+|[. ]+$/g, "") || "Chat";
 }

@@ -27,7 +27,7 @@ export function showTiers(store) {
 
 function tierView(tier) {
   const held = tier.bytes == null ? "" : bytes(tier.bytes) + (tier.budget ? ` of ${bytes(tier.budget)}` : "");
-  const parts = [make("span", { class: "name" }, tier.name), make("span", {}, held)];
+  const parts = [make("span", { class: "name", title: tier.name }, tier.name), make("span", {}, held)];
   if (tier.budget) {
     const fill = make("i");
     fill.style.width = `${Math.min(100, (100 * tier.bytes) / tier.budget)}%`;

@@ -160,7 +160,7 @@ def test_clients_that_leave_in_the_midst_do_not_disturb_others(served: Any, tiny
 
 
 def test_a_failure_in_a_stream_is_its_last_event_but_one(
-    served: Any, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    served: Any, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise RuntimeError("of a secret")
@@ -175,6 +175,7 @@ def test_a_failure_in_a_stream_is_its_last_event_but_one(
             client.completions.create(model="tiny", **asked)
     assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
     assert done == "data: [DONE]"
+    assert [record.message for record in caplog.records] == ["a request failed"] * 3
     require_idle(served)
 
 

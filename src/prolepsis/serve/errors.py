@@ -1,5 +1,6 @@
 """Whatever goes wrong, as OpenAI's error object."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from prolepsis.errors import ContextLengthError, InputError, ProlepsisError
 
+_log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -95,11 +97,23 @@ def blame(field: str) -> Iterator[None]:
         raise
 
 
+def log_failure(error: Exception) -> None:
+    """Log an error that is nobody's fault but the server's."""
+    if not isinstance(error, APIError) and as_api_error(error).status >= 500:
+        _log.error("a request failed", exc_info=error)
+
+
 async def _answer(_: Request, error: Exception) -> Response:
+    log_failure(error)
     return as_api_error(error).response()
+
+
+async def _answer_unforeseen(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()  # whoever runs the app gets the error too, and logs it
 
 
 def add_handlers(app: FastAPI) -> None:
     """Have every error of an app's endpoints answered so."""
-    for kind in (ProlepsisError, RequestValidationError, HTTPException, Exception):
+    for kind in (ProlepsisError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(Exception, _answer_unforeseen)

@@ -1,7 +1,6 @@
 """Answers as server-sent events, written as they come."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from prolepsis.engine.completion import Delta
 from prolepsis.serve.answers import Head, details_of, usage_of
-from prolepsis.serve.errors import as_api_error
+from prolepsis.serve.errors import as_api_error, log_failure
 from prolepsis.serve.generation import Generation, News, disconnected, ended
 
 SILENCE_S = 15.0
@@ -24,7 +23,6 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes on what it gets
 ]
-_log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -115,7 +113,5 @@ class EventStream(Response):
 
 
 def _error_event(error: Exception) -> bytes:
-    told = as_api_error(error)
-    if told.status >= 500:
-        _log.error("a stream failed", exc_info=error)
-    return b"data: " + msgspec.json.encode(told.body()) + b"\n\n"
+    log_failure(error)
+    return b"data: " + msgspec.json.encode(as_api_error(error).body()) + b"\n\n"

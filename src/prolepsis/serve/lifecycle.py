@@ -26,7 +26,7 @@ from prolepsis.serve.connections import limited_protocol
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
-from prolepsis.store import open_tiers
+from prolepsis.store import Tiers, open_tiers
 
 _INTERRUPTED = 130
 _LEAST_FLUSH_S = 5.0  # for the store, even where streams are not waited for
@@ -82,8 +82,9 @@ class _Process:
     def _load(self) -> None:
         start = time.monotonic()
         try:
-            llm = self._load_model()
-            self._engine = _with_store(llm, self._options) if self._options.stores else AsyncEngine(llm)
+            # The tiers first: what is wrong with them shows at once.
+            tiers = open_tiers(self._options.stores) if self._options.stores else None
+            self._engine = _new_engine(self._load_model, tiers, self._options.store_predictor)
             sessions = None if self._engine.store is None else StoredSessions(self._engine)
         except BaseException as error:
             self._tell(self._failed, error)
@@ -129,10 +130,12 @@ class _Process:
             await asyncio.to_thread(engine.store.close)
 
 
-def _with_store(llm: LLM, options: ServeOptions) -> AsyncEngine:
-    tiers = open_tiers(options.stores)
+def _new_engine(load: Callable[[], LLM], tiers: Tiers | None, predictor: str) -> AsyncEngine:
+    if tiers is None:
+        return AsyncEngine(load())
     try:
-        return AsyncEngine(llm, KVStore(llm, tiers, predictor=options.store_predictor))
+        llm = load()
+        return AsyncEngine(llm, KVStore(llm, tiers, predictor=predictor))
     except BaseException:
         tiers.close()
         raise

@@ -18,6 +18,7 @@ before it goes on. TTFT is that of turns after the first.
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -115,7 +116,8 @@ def load_rows(arguments: argparse.Namespace, model: str) -> list[dict[str, Any]]
 
 
 def main() -> None:
-    """Measure, print and draw."""
+    """Measure, print and draw. Servers are ended too where SIGTERM ends this."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = flags().parse_args()
     model = str(resolve(arguments.model))
     rows = load_rows(arguments, model)

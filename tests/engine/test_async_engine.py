@@ -196,6 +196,41 @@ def test_a_request_that_fails_leaves_the_others_whole(
     run(work())
 
 
+async def ended(engine: AsyncEngine, stream: Stream) -> None:
+    """All that comes of it is there to be read."""
+    while stream.completion.finish_reason is None and stream.completion.error is None:
+        await engine.call(lambda: None)
+    await engine.call(lambda: None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_late_reader_gets_all_at_once_and_then_the_end(
+    engine: AsyncEngine, llm: LLM, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    params = SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
+    expected = llm.generate([[1, 2, 3]], params)[0].token_ids
+    sample = Sampler.sample
+
+    def failing(sampler: Sampler, logits: np.ndarray) -> SampledToken:
+        if fails and sampler.num_tokens == 4:
+            raise ArithmeticError("a sampler that fails")
+        return sample(sampler, logits)
+
+    async def work() -> None:
+        stream = engine.generate([1, 2, 3], params)
+        first = await anext(stream)
+        await ended(engine, stream)
+        read = [first, *await stream.read()]
+        assert [delta.token.token for delta in read] == expected[: 4 if fails else 6]
+        if fails:
+            with pytest.raises(ArithmeticError, match="a sampler that fails"):
+                await stream.read()
+        assert await stream.read() == []
+
+    monkeypatch.setattr(Sampler, "sample", failing)
+    run(work())
+
+
 def test_a_pass_that_fails_ends_what_was_in_it_and_nothing_else(
     engine: AsyncEngine, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

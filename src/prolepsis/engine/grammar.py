@@ -37,7 +37,7 @@ KEPT = 8
 _STACK = 1 << 28  # a chain of 1,000 to 3,000 $refs overflows 8 MiB, and that would end the process
 _LIMITS = {"max_lexer_states": 1 << 15, "max_grammar_size": 1 << 17, "initial_lexer_fuel": 1 << 19}
 # Between the parts of a JSON text: without a bound, small models write spaces and new lines without end.
-_WHITESPACE = "( |\\n[ ]{0,40})?"
+_SPACE, _SPACE_OR_LINE = " ?", "( |\\n[ ]{0,40})?"
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ def check_schema(schema: object, source: str) -> None:
         pending += [(child, depth + 1) for child in (value.values() if isinstance(value, dict) else value)]
 
 
-def embedded(schema: object, *, strict: bool) -> str:
-    """A schema as it stands in a grammar, after `%json`."""
-    return json.dumps(_guided(schema, strict))
+def embedded(schema: object, *, strict: bool, lines: bool = True) -> str:
+    """A schema as it stands in a grammar, after `%json`. lines: whether the JSON may have more than one."""
+    return json.dumps(_guided(schema, strict, _SPACE_OR_LINE if lines else _SPACE))
 
 
 def _pattern_length(schema: dict[str, Any]) -> int:
@@ -226,9 +226,9 @@ def _pattern_length(schema: dict[str, Any]) -> int:
     return keys + (len(pattern) if isinstance(pattern, str) else 0)
 
 
-def _guided(schema: object, strict: bool) -> object:
-    """A schema with what is fixed for all of them."""
-    options = {"whitespace_pattern": _WHITESPACE, "lenient": not strict, "coerce_one_of": not strict}
+def _guided(schema: object, strict: bool, space: str = _SPACE_OR_LINE) -> object:
+    """A schema with what it has no say in."""
+    options = {"whitespace_pattern": space, "lenient": not strict, "coerce_one_of": not strict}
     if schema is True:
         schema = {}
     return schema | {"x-guidance": options} if isinstance(schema, dict) else schema

@@ -72,7 +72,7 @@ class ToolFormat:
         return Grammar("lark", "\n".join(rules), source="tools")
 
     def _call(self, tool: Tool) -> str:
-        arguments = f"%json {embedded(tool.parameters, strict=tool.strict)}"
+        arguments = f"%json {embedded(tool.parameters, strict=tool.strict, lines=False)}"
         name = json.dumps(tool.name)
         if self.name == "mistral" and self.has_args:
             return f"{self._literal(TOOL_CALLS)} {name} {self._literal(ARGS)} {arguments}"

@@ -167,7 +167,7 @@ def test_formats_of_both_kinds_of_completions(client: openai.OpenAI) -> None:
 
 def test_json_or_calls(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 7}}}
-    for seed in range(4):
+    for seed in range(2):
         [each] = client.chat.completions.create(response_format=form, **ASKED | {"seed": seed}).choices
         assert each.message.content == "7" or each.finish_reason == "tool_calls"
 

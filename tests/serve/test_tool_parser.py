@@ -80,7 +80,8 @@ def test_calls_are_found_however_the_text_is_cut(form, said, made, indent, newer
 pieces_of_calls = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "find"',
-         ', "arguments": {', '"x": "}"', "}", "]", "[", ";", ",", " ", "\n", "<", "a", '"', "\\", "find", '"name"', ":", "null", "{", "1"]
+         ', "arguments": {', '"x": "}"', "}", "]", "[", ";", ",", " ", "\n", "<", "a",
+         '"', "\\", "find", '"name"', ":", "null", "{", "1"]
     ),
     max_size=14,
 )  # fmt: skip

@@ -73,10 +73,23 @@ def _of_validation(error: RequestValidationError) -> APIError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}")
-    where = field_name([part for part in first["loc"] if part not in ("body", "query", "path")])
+    part, *location = first["loc"]
+    where = field_name(_in_body(location, error.body) if part == "body" else location)
     own = first.get("ctx", {}).get("error")
     message = str(own) if isinstance(own, ValueError) else first["msg"]
     return APIError(400, f"{where}: {message}" if where else f"the body: {message}", param=where or None)
+
+
+def _in_body(location: Sequence[str | int], body: Any) -> Sequence[str | int]:
+    """A location without the types that Pydantic tried there: it leads to what is in the body, or is missing there."""
+    for depth, part in enumerate(location):
+        if isinstance(body, dict):
+            if part not in body:
+                return location[: depth + 1]
+        elif not isinstance(body, list):
+            return location[:depth]
+        body = body[part]
+    return location
 
 
 def field_name(location: Sequence[str | int]) -> str:

@@ -68,7 +68,8 @@ class GenerationBody(Body):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = {}
-    stop: str | list[Any] = []
+    stop: Any = []
+    """A text, or a list of texts."""
     stop_token_ids: list[Any] = []
     ignore_eos: bool = False
     seed: int | None = None

@@ -27,14 +27,18 @@ def test_the_port_answers_while_the_model_is_loaded(tiny: Path) -> None:
         assert "WARNING: anyone who can reach this address" in server.said  # it has no key
 
 
-def test_open_streams_end_whole_before_the_server_does(tiny: Path) -> None:
-    with ServerProcess(tiny).await_ready() as server, server.streaming(max_tokens=MOST) as lines:
+def test_open_streams_end_whole_and_are_stored_before_the_server_ends(tiny: Path, tmp_path: Path) -> None:
+    with (
+        ServerProcess(tiny, "--store", f"disk:{tmp_path}:64MiB").await_ready() as server,
+        server.streaming(max_tokens=600) as lines,
+    ):
         server.signal(signal.SIGTERM)
-        server.await_line("shutting down; 1 requests")
+        server.await_line("shutting down; 1 open")
         *_, last, done = lines
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert done == "data: [DONE]"
         assert server.wait() == 0
+    assert len([path for path in tmp_path.glob("kv/**/*") if path.is_file()]) == 3  # of 256 tokens each, but the last
 
 
 def test_what_is_not_done_in_time_is_told_so(tiny: Path) -> None:

@@ -141,23 +141,20 @@ def test_ids_in_a_path_are_checked_too(first: Client, id_: str) -> None:
     assert first._client.delete(f"/v1/sessions/{id_}").status_code in (400, 404, 405)
 
 
-def test_what_is_stored_outlives_its_server_however_that_ends(tiny: Path, tmp_path: Path) -> None:
-    with _serve(tiny, tmp_path) as server:
-        client = Client(server.url, KEYS[0])
-        saved = client.ask("POST", "/v1/sessions", json={"id": "kept", "messages": TALK})
-        before = client.chat(GOES_ON)
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    for _ in range(2):
-        with _serve(tiny, tmp_path) as server:
-            client, other = Client(server.url, KEYS[0]), Client(server.url, KEYS[1])
-            assert client.ask("GET", "/v1/sessions")["data"] == [saved]
-            assert client.ask("GET", "/v1/sessions/kept")["messages"] == TALK
-            assert other.ask("GET", "/v1/sessions")["data"] == []
-            restored = client.ask("POST", "/v1/sessions/kept/restore")["restored_tokens"]
-            after = client.chat(GOES_ON)
-            assert after["choices"] == before["choices"]
-            assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= restored
-            assert other.chat(GOES_ON)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-            server.signal(signal.SIGKILL)
-            assert server.wait() == -signal.SIGKILL
+def test_what_is_stored_outlives_its_server_however_that_ends(
+    tiny: Path, directory: Path, server: ServerProcess, first: Client
+) -> None:
+    saved = first.ask("POST", "/v1/sessions", json={"id": "kept", "messages": TALK})
+    before = first.chat(GOES_ON)
+    server.signal(signal.SIGKILL)
+    assert server.wait() == -signal.SIGKILL
+    with _serve(tiny, directory) as again:
+        mine, other = (Client(again.url, key) for key in KEYS)
+        assert mine.ask("GET", "/v1/sessions")["data"] == [saved]
+        assert mine.ask("GET", "/v1/sessions/kept")["messages"] == TALK
+        assert other.ask("GET", "/v1/sessions")["data"] == []
+        restored = mine.ask("POST", "/v1/sessions/kept/restore")["restored_tokens"]
+        after = mine.chat(GOES_ON)
+        assert after["choices"] == before["choices"]
+        assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= restored
+        assert other.chat(GOES_ON)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -116,7 +116,7 @@ class _Process:
         why = "the server is shutting down"
         self._loop.call_later(min(_WATCHERS_S, timeout), requests.end, why, lambda method: method != "POST")
         self._loop.call_later(timeout, requests.end, f"{why}, and has waited {timeout:g} s (--drain-timeout)")
-        _say(f"shutting down; {len(requests)} requests have {timeout:g} s; a second signal ends them at once")
+        _say(f"shutting down; {len(requests)} open requests have {timeout:g} s, a second signal ends them at once")
 
     async def _close(self) -> None:
         self._state.encoder.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import CONFIG, write_checkpoint, write_tokenizer
 from command import assert_refused, call, json_of
 
 from prolepsis import LLM
@@ -60,6 +61,14 @@ def test_without_a_store_tiers_are_the_planners_guesses(tiny: Path, tiny_llm: LL
     speeds = {each["tier"]: (each["latency_s"], each["bytes_per_s"]) for each in record["restores"]}
     assert speeds == {kind: planner.tier_speed(kind, kind) for kind in ("memory", "disk", "redis", "remote")}
     assert not any(each["measured"] for each in record["restores"])
+
+
+def test_a_checkpoint_of_a_short_context(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    write_tokenizer(tmp_path)
+    record = json_of(call("kv", "plan", tmp_path, "--users", "2", "--json"))
+    assert (record["context"], record["measured_tokens"]) == (CONFIG["max_position_embeddings"], 256)
+    assert record["caches"][0]["coded"][0]["ratio"] > 1
 
 
 def test_the_planner_decides_by_what_was_measured() -> None:

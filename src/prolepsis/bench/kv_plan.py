@@ -39,7 +39,7 @@ ON_DEFAULT_MODEL: Mapping[tuple[str, DType], float] = {
 """Stored bytes per coded byte of predictors that need a calibrated profile, as docs/benchmarks.md has them of
 smollm2:135m. For who has no profile yet: of another model they are a hint at most."""
 
-_MOST_TOKENS, _FEWEST_TOKENS = 1024, GRID
+_MOST_TOKENS, _FEWEST_TOKENS = 1024, 64
 _SECONDS = 1.5  # that computing what is measured on may take
 _PROBES = 3  # fetches from a tier, of which the fastest counts
 _SMALL = 256  # bytes of an entry whose fetch is latency and nothing else
@@ -87,14 +87,15 @@ def tokens_to_measure(llm: LLM, ids: Sequence[int]) -> list[int]:
     """As many of `ids` as this machine computes in a second or two, in whole segments where there are enough.
 
     Raises:
-        InputError: there are fewer than a segment.
+        InputError: there are too few.
     """
-    most = min(len(ids), llm.max_context - 1, _MOST_TOKENS)
+    most = min(len(ids), llm.max_context, _MOST_TOKENS)
     if most < _FEWEST_TOKENS:
-        raise InputError(f"--text: {most} tokens of it fit into the context, and measuring takes {_FEWEST_TOKENS}")
-    _prefill(llm, ids[:32])
-    speed = 64 / _prefill(llm, ids[:64])
-    return list(ids[: max(_FEWEST_TOKENS, min(most, int(speed * _SECONDS)) // GRID * GRID)])
+        raise InputError(f"--text: measuring takes {_FEWEST_TOKENS} tokens that fit into the context, not {most}")
+    _prefill(llm, ids[:_FEWEST_TOKENS])
+    speed = _FEWEST_TOKENS / _prefill(llm, ids[:_FEWEST_TOKENS])
+    segments = min(most, int(speed * _SECONDS)) // GRID
+    return list(ids[: max(segments, 1) * GRID if most >= GRID else most])
 
 
 def prefill_tok_s(llm: LLM, ids: Sequence[int]) -> float:

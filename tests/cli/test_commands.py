@@ -79,6 +79,15 @@ def test_generate(tiny: Path) -> None:
     assert all(len(entry["top"]) == 2 for entry in record["logprobs"])
 
 
+def test_generate_follows_a_grammar(tiny: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [[1], "x"]}')
+    assert json.loads(call("generate", "a", "--model", tiny, "--json-schema", schema).out) in ([1], "x")
+    assert call("generate", "a", "--model", tiny, "--regex", "[0-9]{5}").out.strip().isdecimal()
+    schema.write_text("{")
+    assert_refused(call("generate", "a", "--model", tiny, "--json-schema", schema), "--json-schema", "is not JSON")
+
+
 def test_several_completions_and_beams(tiny: Path) -> None:
     arguments = ["generate", "The licence", "--model", tiny, "--max-tokens", "9", "--ignore-eos"]
     sampled = ["--n", "2", "--best-of", "3", "--temperature", "0.9", "--seed", "4"]

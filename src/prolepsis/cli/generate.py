@@ -41,6 +41,7 @@ from prolepsis.cli.sampling_options import (
     Temperature,
     TopK,
     TopP,
+    grammar_option,
 )
 from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion
@@ -85,6 +86,10 @@ def generate(
     seed: Seed = None,
     logprobs: Logprobs = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the model's end-of-text token.")] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="The answer is JSON that follows the schema in this file; - is standard input.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression.")] = None,
     n: Annotated[
         int, typer.Option("--n", help="Completions to return; needs --temperature above 0, or --beam-width.")
     ] = 1,
@@ -133,6 +138,7 @@ def generate(
             ignore_eos=ignore_eos,
             n=n,
             best_of=best_of,
+            grammar=grammar_option(json_schema, regex),
         )
         if params.samples > 1 and params.is_greedy:
             raise InputError("--n and --best-of need --temperature above 0: at 0 all completions are the same")
@@ -149,6 +155,8 @@ def generate(
             seed=(seed, None),
             logprobs=(logprobs, None),
             best_of=(best_of, None),
+            json_schema=(json_schema, None),
+            regex=(regex, None),
         )
         params = BeamParams(
             beam_width=beam_width,

@@ -154,6 +154,17 @@ class GrammarCompiler:
                 found = self._find(grammar) or self._compile(grammar)
         return found.copy(grammar.source)
 
+    def prepare(self) -> None:
+        """Build what every grammar needs, where the model's outputs can end at all."""
+        if self._tokenizer.eos_ids:
+            with self._compiling:
+                self._vocabulary("")
+
+    def _vocabulary(self, source: str) -> "LLTokenizer":
+        if self._ll_tokenizer is None:
+            self._ll_tokenizer = _ll_tokenizer(self._tokenizer, source)
+        return self._ll_tokenizer
+
     def _find(self, grammar: Grammar) -> Matcher | None:
         with self._keeping:
             if grammar in self._kept:
@@ -183,8 +194,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(verbose_errors=False, **_LIMITS)
-        tokenizer = self._ll_tokenizer = self._ll_tokenizer or _ll_tokenizer(self._tokenizer, source)
-        ll_matcher = LLMatcher(tokenizer, text, limits=limits, log_level=0)
+        ll_matcher = LLMatcher(self._vocabulary(source), text, limits=limits, log_level=0)
         matcher = Matcher(ll_matcher, self._tokenizer.vocab_size, self._tokenizer.eos_ids, source)
         if not matcher.allowed().any():
             raise fault(source, "no output can follow the grammar")

@@ -350,6 +350,11 @@ class LLM:
         ModelFileError as `tokenizer`."""
         return GrammarCompiler(self.tokenizer)
 
+    def prepare_grammars(self) -> None:
+        """Have the vocabulary ready for grammars, which takes some tenths of a second, where the model has one."""
+        if self._file.has_tokenizer:
+            self.grammars.prepare()
+
     def _new_matcher(self, params: SamplingParams) -> Matcher | None:
         return None if params.grammar is None else self.grammars.matcher(params.grammar)
 

@@ -117,8 +117,18 @@ class DiskIndex:
         return [key for (key,) in rows]
 
     @contextmanager
+    def durable_change(self) -> Iterator[None]:
+        """A change that a power cut does not undo: pins, which the files do not tell."""
+        self._database.execute("PRAGMA synchronous = FULL")
+        try:
+            with self.change():
+                yield
+        finally:
+            self._database.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
     def change(self) -> Iterator[None]:
-        """What is changed within becomes durable as a whole at the end, or not at all."""
+        """What is changed within is changed as a whole at the end, or not at all, also for a process killed then."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._write_touched()
@@ -170,7 +180,7 @@ class DiskIndex:
         try:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
+            database.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes is made again from the files
             (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if damage != "ok":

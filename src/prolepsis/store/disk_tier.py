@@ -117,7 +117,7 @@ class DiskTier:
 
     def pin(self, key: str) -> bool:
         """As `PinningTier.pin`."""
-        with self._errors(), self._lock, self._index.change():
+        with self._errors(), self._lock, self._index.durable_change():
             return self._index.pin(key, True)
 
     def unpin(self, key: str) -> None:

@@ -1,6 +1,7 @@
 """Bodies and headers that are too large or too slow, and requests that take too long."""
 
 import asyncio
+import io
 import json
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 from asgi_client import Echo, ask, chunks, error_of
 from starlette.types import Message, Receive, Scope, Send
 
+from prolepsis.serve.access_log import AccessLog
 from prolepsis.serve.limits import BodyLimit, HeaderLimit, OpenRequests, TimeLimit
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -117,7 +119,10 @@ def test_a_request_that_takes_too_long_is_cancelled_and_not_sent_again() -> None
 
 def test_a_stream_that_takes_too_long_says_so_and_ends() -> None:
     inner = _Stuck(begins=True)
-    sent = asyncio.run(_sent(TimeLimit(inner, 0.01, OpenRequests()), SCOPE, _silent))
+    stream = io.StringIO()
+    limit = TimeLimit(inner, 0.01, OpenRequests())
+    sent = asyncio.run(_sent(AccessLog(limit, as_json=False, prompts=False, stream=stream), SCOPE, _silent))
+    assert " POST /v1/completions 200 (request_timeout) " in stream.getvalue()
     assert inner.cancelled
     error, done, rest = sent[-1]["body"].decode().split("\n\n")
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"

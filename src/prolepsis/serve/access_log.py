@@ -53,11 +53,13 @@ class AccessLog:
         fields: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "method": scope["method"],
-            "path": scope["path"][:_LONGEST_PATH],
+            "path": scope.get("raw_path", scope["path"].encode())[:_LONGEST_PATH].decode("latin-1"),
             "status": status,
             "complete": whole,
             "seconds": round(seconds, 4),
         }
+        if "ended" in state:
+            fields["ended"] = state["ended"]
         if "tokens" in state:
             fields.update(zip(("prompt_tokens", "cached_tokens", "output_tokens"), state["tokens"], strict=True))
         if self._prompts and state.get("body"):
@@ -71,6 +73,8 @@ def _line(fields: dict[str, Any]) -> str:
     parts = [fields["time"], fields["method"], ascii(fields["path"])[1:-1], str(fields["status"])]
     if not fields["complete"]:
         parts.append("(cut off)")
+    if "ended" in fields:
+        parts.append(f"({fields['ended']})")
     if "prompt_tokens" in fields:
         parts.append("{prompt_tokens} tokens ({cached_tokens} cached) + {output_tokens}".format(**fields))
     parts.append(f"{fields['seconds']:.3f} s")

@@ -166,7 +166,8 @@ class _Answer:
         await self._send(message)
 
     async def end(self, error: APIError) -> None:
-        """Say why it ends, where that can still be said."""
+        """Say why it ends, where that can still be said, and to the log."""
+        self._scope.setdefault("state", {})["ended"] = error.code
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 if not self._started:

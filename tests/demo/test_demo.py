@@ -40,6 +40,7 @@ def assert_sound(record: dict) -> None:
     assert any(name.startswith("zstd") for name in record["others"])
 
 
+@pytest.mark.nightly  # calibrates a twin of the default model; below, the same is done with a tiny one
 @pytest.mark.usefixtures("default_model")
 def test_the_default_model_once_it_is_fetched_needs_no_network() -> None:
     offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1"}

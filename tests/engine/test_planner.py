@@ -55,8 +55,18 @@ def test_fast_computing_and_slow_decoding_are_found_out(planner: Planner) -> Non
     assert planner.prefill_s == pytest.approx(0.1, rel=0.01)
     assert planner.decide(0, pieces(), "static").reason == "restore_is_faster"
     assert planner.is_worth("linear")
-    planner.decoded("linear", 100, 20.0)
-    assert planner.decode_s("linear") == 0.2
+    for _ in range(30):
+        planner.decoded("linear", 100, 20.0)
+    assert planner.decode_s("linear") == pytest.approx(0.2, rel=0.01)
     assert not planner.is_worth("linear")
     assert planner.decide(0, pieces(), "linear").reason == "recompute_is_faster"
     assert planner.decide(0, pieces(), "static").reason == "restore_is_faster"
+
+
+def test_a_decoding_that_compiled_does_not_end_all_restores(planner: Planner) -> None:
+    planner.prefilled(256, 1.0, first=True)
+    planner.decoded("static", 256, 35.0)
+    assert planner.decide(0, pieces(), "static").reason == "restore_is_faster"
+    for _ in range(30):
+        planner.decoded("static", 256, 0.02)
+    assert planner.decode_s("static") == pytest.approx(0.02 / 256, rel=0.01)

@@ -9,6 +9,9 @@ WORTH_OF_RECOMPUTE = 0.25
 """A predictor is worth its smaller segments where restoring takes at most this share of computing."""
 
 _FORGET = 0.3  # weight of the newest measurement
+# The first decoding of a process may compile for half a minute. What it counts at most, in times of what was expected:
+# restores that look too slow are not tried again, and would never be found to be fast.
+_RISE = 4.0
 _SMALL = 1 << 16  # bytes below which a fetch measures latency, and not bandwidth
 
 
@@ -112,8 +115,8 @@ class Planner:
     def decoded(self, predictor: str, tokens: int, seconds: float) -> None:
         """So many tokens were decoded in so many seconds."""
         with self._lock:
-            first = predictor not in self._decode
-            self._decode[predictor] = _mixed(self.decode_s(predictor), seconds / tokens, first)
+            before, first = self.decode_s(predictor), predictor not in self._decode
+            self._decode[predictor] = _mixed(before, min(seconds / tokens, _RISE * before), first)
 
     def prefilled(self, tokens: int, seconds: float, first: bool = False) -> None:
         """So many tokens of prompts were computed in so many seconds."""

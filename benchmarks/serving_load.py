@@ -35,6 +35,11 @@ class Client:
         """extra: fields of every body that this server needs to go on for as long as it is asked to."""
         self._port, self._model, self._extra = port, model, extra
 
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return f"http://127.0.0.1:{self._port}"
+
     async def ask(self, prompt: str, tokens: int, told: Told, **fields: Any) -> None:
         """Stream a completion of so many tokens into `told`; `fields` go into the body too."""
         body = {

@@ -34,9 +34,10 @@ export class Chat {
     return systemPrompt() ? [{ role: "system", content: systemPrompt() }, ...turns] : turns;
   }
 
-  /** Show these messages in place of the conversation. */
-  load(messages) {
+  /** Show these messages in place of the conversation; `restored` is how their cache came into the pool, if it did. */
+  load(messages, restored = null) {
     this.stop();
+    this.restored = restored;
     const system = messages.find(({ role }) => role === "system");
     if (system) setSystemPrompt(system.content);
     this.turns = messages.filter(({ role, content }) =>
@@ -129,10 +130,11 @@ export class Chat {
   }
 
   async receive(history, turn, view, signal) {
-    const clock = new Clock(turn.statistics);
     const body = {
       model: this.hooks.model(), messages: history, stream: true, stream_options: { include_usage: true }, ...sampling(),
     };
+    const clock = new Clock(turn.statistics, body.temperature > 0, this.restored);
+    this.restored = null;
     for await (const event of stream("/v1/chat/completions", { method: "POST", body, signal })) {
       const choice = event.choices?.[0];
       const text = choice?.delta?.content ?? "";
@@ -172,8 +174,11 @@ export class Chat {
 
 /** Times an answer as its reader sees it. */
 class Clock {
-  constructor(statistics) {
+  /** `sampled`: whether a seed repeats the answer. `restored`: what was restored before it was asked for. */
+  constructor(statistics, sampled, restored) {
     this.statistics = statistics;
+    this.sampled = sampled;
+    this.restored = restored;
     this.asked = performance.now();
   }
 
@@ -191,8 +196,8 @@ class Clock {
     statistics.prompt = usage.prompt_tokens;
     statistics.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const own = prolepsis?.choices?.[0] ?? {};
-    statistics.restore = own.restore ?? null;
-    statistics.seed = own.seed ?? null;
+    statistics.restore = own.restore?.restored_tokens ? own.restore : this.restored ?? own.restore ?? null;
+    statistics.seed = this.sampled ? own.seed ?? null : null; // greedy answers need none
     const between = own.inter_token_s ?? (this.last - this.started) / 1000 / (usage.completion_tokens - 1);
     if (between > 0) statistics.perSecond = 1 / between;
   }

@@ -6,7 +6,8 @@ export const count = (value) => whole.format(Math.round(value));
 
 export const counted = (value, noun) => `${count(value)} ${noun}${Math.round(value) === 1 ? "" : "s"}`;
 
-export const share = (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(value < 0.0995 ? 1 : 0)} %` : "–");
+export const share = (value) =>
+  (Number.isFinite(value) ? `${(value * 100).toFixed(value > 0 && value < 0.0995 ? 1 : 0)} %` : "–");
 
 export const ratio = (raw, coded) => (raw > 0 && coded > 0 ? `${(raw / coded).toFixed(2)}×` : "–");
 
@@ -29,7 +30,7 @@ export function seconds(value) {
 
 export function rate(value) {
   if (!Number.isFinite(value)) return "–";
-  return value >= 100 ? count(value) : value.toFixed(1);
+  return value >= 100 || value === 0 ? count(value) : value.toFixed(1);
 }
 
 export function when(unixSeconds) {

@@ -55,18 +55,18 @@ function figures(statistics) {
   if (statistics.first != null) add(seconds(statistics.first), "to first token");
   if (statistics.finish === "length") shown.push(make("span", { class: "figure" }, "cut at max tokens"));
   if (statistics.finish === "stopped") shown.push(make("span", { class: "figure" }, "stopped"));
-  if (statistics.seed != null) shown.push(make("span", { class: "figure" }, `seed ${statistics.seed}`));
   if (statistics.cached) add(`${count(statistics.cached)} of ${count(statistics.prompt)}`, cacheText(statistics), "cached");
   const { reason, explanation } = statistics.restore ?? {};
   if (explanation && !["restore_is_faster", "nothing_stored"].includes(reason)) {
     shown.push(make("span", { class: "cached" }, `Store: ${explanation}`));
   }
+  if (statistics.seed != null) shown.push(make("span", { class: "figure" }, `seed ${statistics.seed}`));
   return shown;
 }
 
 /** How the prompt's cached tokens came: from the pool, or restored from a tier of the store. */
 function cacheText({ cached, restore }) {
-  if (!restore?.restored_tokens) return "prompt tokens were in the pool";
+  if (!restore?.restored_tokens || restore.restored_tokens > cached) return "prompt tokens were in the pool";
   const came = [`${count(restore.restored_tokens)} restored from ${restore.tier} in ${seconds(restore.seconds)}`];
   if (restore.predictor) came[0] += ` (${restore.predictor})`;
   const pool = cached - restore.restored_tokens;

@@ -72,9 +72,9 @@ export class Sessions {
       const path = `${PATH}/${encodeURIComponent(id)}`;
       const session = await json(path);
       if (!session.messages.length) throw new ApiError("This session is a prompt that was saved through the API, not a chat.", 0);
-      this.chat.load(session.messages);
-      byId("session-name").value = id;
       const { restored_tokens: restored, plan } = await json(`${path}/restore`, { method: "POST" });
+      this.chat.load(session.messages, plan);
+      byId("session-name").value = id;
       if (restored) notify(`Resumed: ${counted(restored, "token")} restored from ${plan.tier} in ${seconds(plan.seconds)}`);
       else notify(`Resumed: ${plan?.explanation ?? "all its tokens were still in the pool"}`);
     });

@@ -60,6 +60,8 @@ class Tale:
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
+        self.put_off: Counter[str] = Counter()
+        """By path: how often the answer was 429 or 503."""
         self.answers: Counter[str] = Counter()
         self.cancelled = 0
         self.faults: list[str] = []
@@ -69,7 +71,9 @@ class Tale:
         self.statuses[answer.status_code] += 1
         if answer.status_code in wanted:
             return True
-        if answer.status_code not in (429, 503):
+        if answer.status_code in (429, 503):
+            self.put_off[answer.request.url.path] += 1
+        else:
             self.faults.append(f"{answer.request.url}: {answer.status_code}")
         return False
 
@@ -140,15 +144,18 @@ class Clients:
             await self._exchange(asked, expected, source)
 
     async def _exchange(self, asked: Asked, expected: Answer, source: random.Random) -> None:
+        # Neither makes a difference to the answer.
+        [salt] = source.choices(("", "one", "another"), (8, 1, 1))
+        body = {**asked.body, "cache_salt": salt, "priority": source.choice((0, 0, 0, 1, -1))}
         if asked.can_stream and source.random() < 0.5:
-            async with self._client.stream("POST", asked.path, json={**asked.body, "stream": True}) as answer:
+            async with self._client.stream("POST", asked.path, json={**body, "stream": True}) as answer:
                 if self._tale.count(answer, (200,)):
                     assembled = Assembled()
                     async for chunk in streamed(answer):
                         assembled.add(chunk)
                     self._tale.compare(asked, assembled.answer, expected)
             return
-        answer = await self._client.post(asked.path, json=asked.body)
+        answer = await self._client.post(asked.path, json=body)
         if self._tale.count(answer, (200,)):
             self._tale.compare(asked, whole(answer.json()), expected)
 
@@ -266,7 +273,7 @@ def test_everything_at_once(tiny: Path, tmp_path: Path) -> None:
         FaultyTier(RemoteTier(f"file://{tmp_path / 'remote'}", "remote")),
     ]
     tiers = Tiers([*faulty[:2], *([RedisTier(redis.url, "redis")] if redis else []), faulty[2]])
-    llm = LLM(tiny, threads=1, kv_memory=POOL)
+    llm = LLM(tiny, threads=1, kv_memory=POOL, draft="ngram", draft_tokens=3)
     store = KVStore(llm, tiers)
     store.planner = EagerPlanner(llm.kv_cache.bytes_per_token, llm.model_bytes)
     chaos, catalogue, tale = Chaos(faulty, redis, SEED), Catalogue(), Tale()
@@ -290,7 +297,7 @@ def test_everything_at_once(tiny: Path, tmp_path: Path) -> None:
     finally:
         if redis is not None:
             redis.kill()
-    print(tale.statuses, tale.answers, f"{tale.cancelled} cancelled, {chaos.kills} times without Redis")
+    print(tale.statuses, tale.put_off, tale.answers, f"{tale.cancelled} cancelled, {chaos.kills} times without Redis")
     print({tier.name: dict(tier.injected) for tier in faulty}, store.statistics(), sep="\n")
     print("resident MiB:", *(reading // MIB for reading in memory[:: max(len(memory) // 16, 1)]))
     assert not tale.faults, f"{len(tale.faults)} faults: {tale.faults[:5]}"

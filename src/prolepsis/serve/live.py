@@ -1,15 +1,16 @@
 """The engine as it is now: /v1/engine as one JSON object, /v1/engine/events as one a second (server-sent events).
 
 However many pages are open, one view a second is taken, in the engine's thread between two passes. Each event is a
-`data:` line with the same object as /v1/engine (`tests/data/engine_view.json` is one). Times are in seconds:
+`data:` line with the same object as /v1/engine (`tests/data/engine_view.json` is one). While the model is loading both
+answer 503 (`admission.Gate`). Times are in seconds:
 
-    phase         "loading", "ready" or "draining"; the stream ends with the first event that says "draining"
+    phase         "ready" or "draining"; the stream ends with the first event that says "draining"
     model         what clients call it
-    max_context   tokens a sequence may have; null while loading
+    max_context   tokens a sequence may have
     at            when the view was taken, on a clock that only goes forward: rates are differences of two views
     uptime_s      since the server was started
     refused       how many requests have found the queue full
-    engine        null while loading, else:
+    engine
       running       the requests that hold blocks, in their order: number (its own for ever), priority, prompt_tokens,
                     cached_tokens (of the prompt, found in a cache), output_tokens (0: it still reads its prompt),
                     held_tokens, sequences, age_s, preemptions

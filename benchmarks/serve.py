@@ -8,8 +8,8 @@ process. Every prompt is new, some 64 tokens of random words, and every answer h
 with the time waited. TTFT is the time to first token, ITL that between two pieces of text; `tokens/s` are those of
 outputs, of all clients together. The servers run one after another, each alone, with the same file and threads; a peer
 is started by the Python that --peer names, in whose environment it is installed: llama.cpp is the server of
-llama-cpp-python, which runs one request at a time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16
-(written with the extra `test`).
+llama-cpp-python, which runs one request at a time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16 (written with the extra `test`). It compiles for
+minutes when it first meets them in a directory: with --safetensors DIR they stay, and the next run is quicker.
 
 Chats: some with one system prompt, whose users take turns, so that each chat has left a pool that is too small for all
 before it goes on. TTFT is that of turns after the first.
@@ -92,8 +92,9 @@ def recipes(arguments: argparse.Namespace, model: str, stack: ExitStack) -> Iter
         eos_ids = sorted(open_model(Path(model)).tokenizer.eos_ids)
         yield llama_cpp(peers["llama.cpp"], model, arguments.threads, eos_ids)
     if "vllm" in peers:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="prolepsis-safetensors-"))
-        safetensors_of(model, Path(directory))
+        directory = arguments.safetensors or stack.enter_context(tempfile.TemporaryDirectory(prefix="prolepsis-"))
+        if not (Path(directory) / "config.json").exists():
+            safetensors_of(model, Path(directory))
         yield vllm(peers["vllm"], directory, arguments.threads)
 
 
@@ -138,6 +139,9 @@ def flags() -> argparse.ArgumentParser:
     found.set_defaults(runs=1)
     found.add_argument("--model", default=DEFAULT_MODEL)
     found.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PYTHON", help="or " + PEERS[1])
+    found.add_argument(
+        "--safetensors", metavar="DIR", help="keeps vLLM's weights, by whose path it finds what it compiled"
+    )
     found.add_argument("--option", action="append", default=[], help="for our server, e.g. --option=--draft=ngram")
     found.add_argument("--clients", type=numbers, default=[1, 4, 16, 64], metavar="N,N,...")
     found.add_argument("--rates", type=_rates, default=[1.0, 2.0, 4.0], metavar="R,R,...", help="requests a second")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from serving_load import Client
 
-PATIENCE_S = 300  # for a server to load its model
+PATIENCE_S = 600  # for a server to load its model, and to compile it
 _CONTEXT = 4096
 _LAST_WORDS = 2000  # characters of what a server that failed wrote
 
@@ -117,14 +117,15 @@ def _model_at(port: int) -> str:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+    """Ask it to end, and after a while, or when told to hurry, end it with all that it has started."""
+    try:
+        process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-            break
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it has left behind
+            process.wait(20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def safetensors_of(model: str, directory: Path) -> None:

@@ -8,8 +8,9 @@ process. Every prompt is new, some 64 tokens of random words, and every answer h
 with the time waited. TTFT is the time to first token, ITL that between two pieces of text; `tokens/s` are those of
 outputs, of all clients together. The servers run one after another, each alone, with the same file and threads; a peer
 is started by the Python that --peer names, in whose environment it is installed: llama.cpp is the server of
-llama-cpp-python, which runs one request at a time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16 (written with the extra `test`). It compiles for
-minutes when it first meets them in a directory: with --safetensors DIR they stay, and the next run is quicker.
+llama-cpp-python, which runs one request at a time; vLLM reads no GGUF on a CPU, and gets the same weights as bfloat16
+(written with the extra `test`). It compiles for minutes when it first meets them in a directory: with --safetensors DIR
+they stay, and the next run is quicker.
 
 Chats: some with one system prompt, whose users take turns, so that each chat has left a pool that is too small for all
 before it goes on. TTFT is that of turns after the first.

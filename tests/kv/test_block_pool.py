@@ -133,3 +133,13 @@ def test_check_names_what_is_wrong(count, registered, lists, message):
             pool._evictable[block] = None
     with pytest.raises(IntegrityError, match=message):
         pool.check()
+
+
+def test_arrays_tell_of_each_block_what_methods_do():
+    pool = BlockPool(5)
+    blocks = [pool.allocate() for _ in range(3)]
+    pool.hold(blocks[1])
+    pool.register(blocks[2])
+    assert pool.ref_counts.tolist() == [pool.ref_count(block) for block in range(5)] == [1, 2, 1, 0, 0]
+    assert pool.registered.tolist() == [pool.is_registered(block) for block in range(5)]
+    assert pool.registered.tolist() == [False, False, True, False, False]

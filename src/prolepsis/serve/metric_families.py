@@ -16,7 +16,7 @@ def families(view: View) -> Iterator[Metric]:
     """Every metric that there is now."""
     make = FamilyMaker(view.model)
     yield make.by("phase", "1 for what the server does.", "phase", {view.phase: 1})
-    yield make.counter("admission_rejections", "Requests refused because the queue was full.", view.refused)
+    yield make.counters("admission_rejections", "Requests refused.", "reason", {"queue_full": view.refused})
     if view.engine is not None:
         yield from _requests(make, view.engine)
         yield from _times(make, view.engine)

@@ -51,7 +51,7 @@ function pool(told) {
     dtype: told.dtype,
     bytes: told.blocks * told.block_bytes,
     counts: [
-      { style: "used", word: "used by one", number: used },
+      { style: "used", word: "used", number: used },
       { style: "shared", word: "shared", number: shared },
       { style: "cached", word: "cached", number: cached },
       { style: "free", word: "free", number: blank },

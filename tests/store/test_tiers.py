@@ -137,6 +137,16 @@ def test_a_failing_tier_is_counted_left_alone_and_tried_again(clock: list[float]
     assert tiers.statistics()[0].available
 
 
+def test_a_tier_that_is_left_alone_is_closed_too() -> None:
+    failing = Failing(10_000, "failing")
+    tiers = Tiers([failing])
+    tiers.put(key(1), b"abc")
+    failing.error = TierError("gone")
+    tiers.get(key(1))
+    tiers.close()
+    assert failing.usage().entries == 0
+
+
 @pytest.mark.parametrize("overwritten", [False, True])
 def test_what_was_deleted_or_overwritten_while_a_tier_was_away_never_comes_back(
     overwritten: bool, clock: list[float]

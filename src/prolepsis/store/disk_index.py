@@ -181,6 +181,7 @@ class DiskIndex:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes is made again from the files
+            database.execute("PRAGMA wal_autocheckpoint = 256")  # pages: its log takes about 1 MiB beside the budget
             (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if damage != "ok":

@@ -159,8 +159,11 @@ class WatchedTier:
         )
 
     def close(self) -> None:
-        """Close the tier."""
-        self._call(self._tier.close)
+        """Close the tier, also one that is left alone."""
+        try:
+            self._tier.close()
+        except TierError as error:
+            self._failed(error)
 
     def _call(self, verb: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
         """Whether the tier did it, and its answer."""

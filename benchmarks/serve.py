@@ -22,6 +22,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ from measuring import numbers, parser, report
 from serving_chats import chat_rows
 from serving_load import Client, Told, closed_loop, figures, open_loop
 from serving_plot import plot
-from serving_servers import Recipe, llama_cpp, ours, running, safetensors_of, vllm
+from serving_servers import PATIENCE_S, Recipe, llama_cpp, ours, running, safetensors_of, vllm
 
 from prolepsis.model.model_file import open_model
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
@@ -57,8 +58,8 @@ class Load:
 
     async def warm_up(self) -> None:
         """Let the server meet what it will. Raises RuntimeError where it cannot answer."""
-        told = Told(0.0)
-        await self._client.ask("one two three " * 20, _WARM_UP_TOKENS, told)
+        told = Told(time.perf_counter())
+        await asyncio.wait_for(self._client.ask("one two three " * 20, _WARM_UP_TOKENS, told), PATIENCE_S)
         if told.error:
             raise RuntimeError(f"it cannot answer: {told.error}")
 
@@ -76,12 +77,12 @@ class Load:
         return rows
 
     async def _cell(self, name: str, work: Any) -> dict[str, Any]:
-        begin = asyncio.get_running_loop().time()
+        begin = time.perf_counter()
         all_told, _ = found = await work
         errors = [told.error for told in all_told if told.error]
         if errors:
             print(f"  {len(errors)} failed: {errors[0]}", file=sys.stderr)
-        await asyncio.sleep(1)  # for the server to notice who has left
+        await self.warm_up()  # answered once the server is done with those who have left
         return {"load": name, **figures(all_told, begin, found[1])}
 
 
@@ -108,7 +109,7 @@ def load_rows(arguments: argparse.Namespace, model: str) -> list[dict[str, Any]]
             try:
                 with running(recipe) as client:
                     found = asyncio.run(Load(client, arguments).rows())
-            except RuntimeError as error:
+            except (RuntimeError, TimeoutError) as error:
                 if recipe.name == "prolepsis":
                     raise
                 print(f"left out: {error}", file=sys.stderr)

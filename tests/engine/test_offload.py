@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from stores import AMPLE, GREEDY, UnsoundTier, cached_kv, forget, run, tokens_of
+from test_profiles import TEXTS, calibrated
 
 from prolepsis import LLM, SamplingParams
 from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.planner import Planner
+from prolepsis.engine.profile_store import keep
 from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.store import MemoryTier, Tiers
 
@@ -367,5 +369,55 @@ def test_random_workloads_have_the_tokens_of_requests_alone(tiny: Path, seed: in
         assert any(key.startswith("kv-") for key in liar.damaged)
         assert restored > 0
         assert damaged > 0
+
+    run(work())
+
+
+def test_a_kept_linear_profile_codes_and_without_it_all_is_computed_again(llm: LLM, profiles: Path) -> None:
+    keep(calibrated(llm, tokens=300))
+    tiers = Tiers([MemoryTier(AMPLE)])
+    text = [*TEXTS[1][:400]]
+
+    async def work() -> None:
+        store = KVStore(llm, tiers, predictor="linear")
+        assert KVStore(llm, tiers).predictor == "linear"  # computing takes a second a token here
+        async with AsyncEngine(llm, store) as engine:
+            first, _ = await tokens_of(engine, text)
+            assert await engine.flush(60)
+            held, before = await engine.call(lambda: cached_kv(llm, text))
+            await engine.call(lambda: forget(llm))
+            stream = engine.generate(text, GREEDY)
+            assert [delta.token.token async for delta in stream] == first
+            plan = stream.completion.statistics.restore
+            assert plan is not None
+            assert (plan.predictor, plan.restored_tokens) == ("linear", 399)
+            assert await engine.call(lambda: cached_kv(llm, text)) == (held, before)
+        forget(llm)
+        for path in profiles.rglob("*.safetensors"):
+            path.unlink()
+        store = KVStore(llm, tiers)
+        assert store.predictor == "static"
+        async with AsyncEngine(llm, store) as engine:
+            assert await tokens_of(engine, text) == (first, 0)
+            assert store.statistics().damaged_segments == 1
+
+    run(work())
+
+
+def test_who_waits_for_a_save_does_not_wait_for_the_pauses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a duty that would make it sleep for hours, while a request runs that never ends."""
+    monkeypatch.setattr("prolepsis.engine.store_writer.DUTY", 1e-7)
+
+    async def work() -> None:
+        store = KVStore(llm, Tiers([MemoryTier(AMPLE)]))
+        async with AsyncEngine(llm, store) as engine:
+            await tokens_of(engine, PROMPT)
+            endless = engine.generate([1, 2, 3], SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True))
+            await anext(endless)
+            saved = await engine.store_now(PROMPT)
+            assert saved.whole
+            assert sum(segment.tokens for segment in saved.segments) == len(PROMPT)
+            assert await engine.flush(60)
+            endless.close()
 
     run(work())

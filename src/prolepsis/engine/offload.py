@@ -73,8 +73,7 @@ class Offload:
 
     def idle(self, idle: bool) -> None:
         """Whether the engine has nothing to run."""
-        if idle != self.writer.idle.is_set():
-            (self.writer.idle.set if idle else self.writer.idle.clear)()
+        self.writer.set_idle(idle)
 
     def seconds_left(self) -> float | None:
         """Until `expire` has something to do; None: it has not."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Condition, Event, Thread
+from threading import Condition, Thread
 from typing import Any, NamedTuple
 
 from prolepsis.coding.cache_dtypes import KV
@@ -55,14 +55,13 @@ class StoreWriter:
 
     def __init__(self, store: KVStore, cache: PagedKVCache, prefix: PrefixIndex, call: Call) -> None:
         """call: has the engine's thread call something between two passes."""
-        self.idle = Event()
-        """Whether the engine has nothing to do; the engine's thread sets and clears it."""
         self._store, self._cache, self._prefix, self._call = store, cache, prefix, call
         self._waiting: deque[_Chain] = deque()
         self._changed = Condition()
         self._at_work: _Chain | None = None
         self._left = 0  # segments of that one
-        self._hurried = self._closed = False
+        self._idle = self._closed = False
+        self._flushing = 0
         store.queued = self._queued
         self._thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
         self._thread.start()
@@ -91,12 +90,20 @@ class StoreWriter:
     def flush(self, timeout: float | None = None) -> bool:
         """Store all that waits, at full speed. Returns whether it is done, after `timeout` seconds at the latest."""
         with self._changed:
-            self._hurried = True
+            self._flushing += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: self._closed or not (self._waiting or self._at_work), timeout)
+                self._changed.wait_for(lambda: self._closed or self._is_done(), timeout)
+                return self._is_done()
             finally:
-                self._hurried = False
+                self._flushing -= 1
+
+    def set_idle(self, idle: bool) -> None:
+        """Whether the engine has nothing to do; its thread says so."""
+        if idle != self._idle:
+            with self._changed:
+                self._idle = idle
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Leave what waits, and end the thread some time soon."""
@@ -171,11 +178,16 @@ class StoreWriter:
             table.release()
 
     def _pause(self, seconds: float) -> None:
-        """Leave the cores to the engine, while it needs them."""
-        end = time.monotonic() + seconds
-        while not (self._closed or self._hurried) and (left := end - time.monotonic()) > 0:
-            if self.idle.wait(min(left, 0.2)):
-                return
+        """Leave the cores to the engine, while it needs them and nobody waits."""
+        with self._changed:
+            self._changed.wait_for(self._may_hurry, seconds)
+
+    def _may_hurry(self) -> bool:
+        asked = bool(self._waiting) and self._waiting[0].urgent
+        return self._closed or self._idle or self._flushing > 0 or asked
+
+    def _is_done(self) -> bool:
+        return not self._waiting and self._at_work is None
 
 
 def _running() -> "Future[SavedChain]":

@@ -60,6 +60,20 @@ def test_a_stream_is_complete_and_in_order(client: openai.OpenAI, tiny_llm: LLM)
         ]
 
 
+def test_the_clients_own_accumulation_gives_the_whole_answer(client: openai.OpenAI) -> None:
+    # It takes an answer for broken that does not end by itself.
+    asked = {"logprobs": True, "top_logprobs": 1, "stop": ["e", " "], **SEEDED, "max_tokens": 100}
+    whole = client.chat.completions.create(**asked)
+    with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+        final = stream.until_done().get_final_completion()
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert final.choices[0].logprobs is not None
+    assert final.choices[0].logprobs.content == whole.choices[0].logprobs.content
+    assert final.usage is not None
+    assert final.usage.total_tokens == whole.usage.total_tokens
+
+
 def test_logprobs_without_top_logprobs(client: openai.OpenAI, tiny_llm: LLM) -> None:
     [completion] = expected(tiny_llm, logprobs=0)
     answer = client.chat.completions.create(logprobs=True, **SEEDED)

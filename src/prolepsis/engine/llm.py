@@ -214,8 +214,8 @@ class LLM:
                 "and the answer needs room too; shorten the prompt, or raise max_context or kv_memory where the model "
                 f"allows it (it was trained for {self.config.max_context})"
             )
-        beyond = next((t for t in tokens if not 0 <= t < self.config.vocab_size), None)
-        if beyond is not None:
+        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
+            beyond = next(t for t in tokens if not 0 <= t < self.config.vocab_size)
             raise InputError(f"token id {beyond} is outside the vocabulary of {self.config.vocab_size}")
 
     def generate(

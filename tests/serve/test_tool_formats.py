@@ -106,9 +106,10 @@ def test_calls_that_may_be_made_are_valid(tokenizers, name, has_args, marked):
     grammar = form.grammar(TOOLS, most_calls=2, otherwise="")
     assert sampled(tokenizers[marked], grammar, 1)[:1] != "{"
     begun = {"hermes": CALL, "llama3": "{", "mistral": TOOL_CALLS}[name]
-    made = []
+    made, said = [], "" if name == "llama3" else "So <it> [is]. "
     for seed in range(6):
-        content, calls = read(form, sampled(tokenizers[marked], grammar, seed, begun))
+        content, calls = read(form, sampled(tokenizers[marked], grammar, seed, said + begun))
+        assert content.startswith(said.strip())
         assert begun not in content or name == "llama3"
         assert all(valid(*call) for call in calls)
         made += calls

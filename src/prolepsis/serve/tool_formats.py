@@ -16,13 +16,8 @@ MAX_CALLS = 16
 """Most calls that a grammar allows in one answer."""
 
 _MARKERS: dict[FormatName, str] = {"hermes": CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
-_BETWEEN: dict[FormatName, str] = {"hermes": '"\\n"', "llama3": '"; "', "mistral": ""}
-# What may be said instead of a call, or before one.
-_TEXTS: dict[FormatName, str] = {
-    "hermes": f"/(?s:.*)/ & ~/(?s:.*){CALL}(?s:.*)/",
-    "llama3": "/([^{ \\n](?s:.*))?/",
-    "mistral": "/(?s:.*)/ & ~/(?s:.*)\\[TOOL_CALLS\\](?s:.*)/",
-}
+# Text that is no call: of Llama 3, whose calls have no mark, it does not begin like one.
+_TEXT, _TEXT_OF_LLAMA3 = "/(?s:.*)/", "/([^{ \\n](?s:.*))?/"
 
 
 @dataclass(frozen=True)
@@ -57,31 +52,46 @@ class ToolFormat:
 
         Raises InputError, which names `tools`, where it would be too large.
         """
-        array = self.name == "mistral" and not self.has_args
-        between = '", "' if array else _BETWEEN[self.name]
-        calls = f"call ({between} call){{0,{most_calls - 1}}}" if most_calls > 1 else "call"
-        if array:
-            calls = f'{self._literal(TOOL_CALLS)} " [" {calls} "]"'
-        before = "text " if otherwise == "" and self.name != "llama3" else ""
-        start = f"start: {before}calls"
-        if otherwise is not None:
-            start += f" | {otherwise or 'text'}"
-        rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+        marked = self.name != "llama3"
+        mark = self._literal(_MARKERS[self.name]) if marked else ""
+        before, between, after = self._around(mark)
+        more = f" ({between} call){{0,{most_calls - 1}}}" if most_calls > 1 else ""
+        lead, rules = self._lead(mark) if otherwise == "" else (mark, [])
+        start = f"start: {lead} {before} call{more} {after}"
+        rules.append(start if otherwise is None else f"{start} | {otherwise or 'TEXT'}")
+        rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
         rules += [f"call_{index}: {self._call(tool)}" for index, tool in enumerate(tools)]
-        rules += ["text: TEXT", f"TEXT: {_TEXTS[self.name]}"] if otherwise == "" else []
         return Grammar("lark", "\n".join(rules), source="tools")
 
+    def _lead(self, mark: str) -> tuple[str, list[str]]:
+        """Text up to the first mark, that included, and the rules that this takes."""
+        if not mark:
+            return "", [f"TEXT: {_TEXT_OF_LLAMA3}"]
+        if mark.startswith("<["):
+            return f"TEXT {mark}", [f"TEXT: {_TEXT}"]
+        # Lazy: the first mark ends the text, which might go on beyond it otherwise.
+        return "lead", [f"lead[lazy]: TEXT {mark}", f"TEXT: {_TEXT}"]
+
+    def _around(self, mark: str) -> tuple[str, str, str]:
+        """What stands between the first mark and the first call, between calls, and after the last."""
+        if self.name == "hermes":
+            return "", f'"\\n" {mark}', ""
+        if self.name == "llama3":
+            return "", '"; "', ""
+        return ("", mark, "") if self.has_args else ('" ["', '", "', '"]"')
+
     def _call(self, tool: Tool) -> str:
+        """A call without the mark before it."""
         arguments = f"%json {embedded(tool.parameters, strict=tool.strict, lines=False)}"
         name = json.dumps(tool.name)
         if self.name == "mistral" and self.has_args:
-            return f"{self._literal(TOOL_CALLS)} {name} {self._literal(ARGS)} {arguments}"
+            return f"{name} {self._literal(ARGS)} {arguments}"
         key = "parameters" if self.name == "llama3" else "arguments"
-        opening = json.dumps(f'{{"name": {name}, "{key}": ')
+        opening = f'{{"name": {name}, "{key}": '
         if self.name == "hermes":
-            opening = f'{self._literal(CALL)} "\\n" {opening}'
-            return f'{opening} {arguments} "}}\\n" {self._literal(CALL_END)}'
-        return f'{opening} {arguments} "}}"'
+            opening = "\n" + opening
+            return f'{json.dumps(opening)} {arguments} "}}\\n" {self._literal(CALL_END)}'
+        return f'{json.dumps(opening)} {arguments} "}}"'
 
     def _literal(self, text: str) -> str:
         token = self.tokenizer.special_tokens.get(text)

@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {
     "tools": TOOLS,
     "seed": 3,
     "max_tokens": 1200,
-    "logit_bias": {"2": 3.0},
+    "logit_bias": {"2": 6.0},
 }
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
@@ -109,6 +109,14 @@ def test_an_answer_without_calls_is_a_text(client: openai.OpenAI, tiny_llm: LLM,
     assert answer.usage.prompt_tokens == len(told)
     chunks = client.chat.completions.create(stream=True, **asked)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == each.message.content
+
+
+def test_the_tokens_of_a_conversation_with_tools(client: openai.OpenAI) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS}
+    counted: Any = client.post("../tokenize", body=body, cast_to=object)
+    answer = client.chat.completions.create(**ASKED | {"max_tokens": 1})
+    assert answer.usage is not None
+    assert counted["count"] == answer.usage.prompt_tokens
 
 
 def test_strict_tools_hold_where_they_may_be_called_too(client: openai.OpenAI, tiny_llm: LLM) -> None:

@@ -12,6 +12,7 @@ from prolepsis.serve.answers import json_response
 from prolepsis.serve.messages import messages_of
 from prolepsis.serve.schemas import DetokenizeBody, TokenizeBody
 from prolepsis.serve.state import ServerState, State
+from prolepsis.serve.tools import told_tools
 
 router = APIRouter()
 
@@ -67,7 +68,7 @@ async def tokenize(body: TokenizeBody, state: State) -> Response:
 
 def _tokens(llm: LLM, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
-        return encode_chat(llm.tokenizer, llm.chat_template, messages_of(body.messages))
+        return encode_chat(llm.tokenizer, llm.chat_template, messages_of(body.messages), tools=told_tools(body.tools))
     has_bos = body.add_special_tokens and llm.tokenizer.add_bos
     return llm.tokenizer.encode(body.prompt or "", add_bos=has_bos)
 

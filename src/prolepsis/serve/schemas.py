@@ -152,6 +152,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Any] | None = None
+    tools: list[Any] = []
+    """What the model is told of beside messages."""
     add_special_tokens: bool = True
     """Whether a text gets the BOS token, where the model has one."""
 
@@ -181,6 +183,8 @@ class SessionBody(RestoreBody):
 
     id: str
     messages: list[Any] | None = None
+    tools: list[Any] = []
+    """Those of the requests that the session came from and goes on with."""
     prompt: Any = None
 
     @model_validator(mode="after")

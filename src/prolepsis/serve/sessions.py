@@ -23,6 +23,7 @@ from prolepsis.serve.errors import APIError
 from prolepsis.serve.messages import messages_of
 from prolepsis.serve.schemas import RestoreBody, SessionBody
 from prolepsis.serve.state import ServerState, State
+from prolepsis.serve.tools import told_tools
 
 router = APIRouter()
 _LONGEST_ID = 64
@@ -112,7 +113,12 @@ def _tokens(llm: LLM, body: SessionBody) -> list[int]:
     messages = messages_of(body.messages)
     answered = messages[-1]["role"] == "assistant"
     tokens = encode_chat(
-        llm.tokenizer, llm.chat_template, messages, add_generation_prompt=not answered, max_tokens=llm.max_context
+        llm.tokenizer,
+        llm.chat_template,
+        messages,
+        add_generation_prompt=not answered,
+        tools=told_tools(body.tools),
+        max_tokens=llm.max_context,
     )
     llm.check_prompt(tokens)
     return tokens

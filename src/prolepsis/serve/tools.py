@@ -111,10 +111,7 @@ def whole_message(answering: Answering, text: str) -> tuple[str | None, list[Cal
 
 def answering_of(body: ChatBody, llm: LLM) -> Answering:
     """What a body asks for. Raises InputError that names the field."""
-    content = grammar_of(body)
-    tools = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
-    if len(tools) > MAX_TOOLS:
-        raise InputError(f"tools: there are {len(tools)}, at most {MAX_TOOLS} are allowed", field="tools")
+    content, tools = grammar_of(body), _tools(body.tools)
     chosen = _chosen(body.tool_choice, tools)
     if not tools or chosen is None:
         return Answering(None, content, None)
@@ -127,8 +124,20 @@ def answering_of(body: ChatBody, llm: LLM) -> Answering:
         grammar = form.grammar(chosen, most_calls=most_calls, otherwise=_in_lark(content))
     elif any(tool.strict for tool in chosen):
         grammar = form.grammar(chosen, most_calls=most_calls, otherwise="")
-    told = [_told(tool) for tool in body.tools]
-    return Answering(told, grammar, form, frozenset(tool.name for tool in tools), None if most_calls > 1 else 1)
+    return Answering(
+        told_tools(body.tools), grammar, form, frozenset(tool.name for tool in tools), None if most_calls > 1 else 1
+    )
+
+
+def told_tools(tools: Sequence[Any]) -> list[dict[str, Any]] | None:
+    """Tools as chat templates know them, None for none. Raises InputError that names the field."""
+    return [_told(tool) for tool in tools] if _tools(tools) else None
+
+
+def _tools(tools: Sequence[Any]) -> list[Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise InputError(f"tools: there are {len(tools)}, at most {MAX_TOOLS} are allowed", field="tools")
+    return [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
 
 
 def _tool(place: str, tool: Any) -> Tool:
@@ -151,7 +160,6 @@ def _tool(place: str, tool: Any) -> Tool:
 
 
 def _told(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as chat templates know it."""
     function = tool["function"]
     kept = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": kept}

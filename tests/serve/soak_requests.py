@@ -127,7 +127,7 @@ async def streamed(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a stream. Raises AssertionError where one is an error, or it does not end as it should."""
     last = ""
     async for line in answer.aiter_lines():
-        if line:
+        if line and not line.startswith(":"):  # a comment keeps the connection open
             assert line.startswith("data: "), line
             last = line[6:]
             if last != "[DONE]":

@@ -4,6 +4,7 @@ import { byId } from "./dom.js";
 import { count } from "./format.js";
 
 const SMALLEST = 4; // CSS pixels of a cell: smaller ones cannot be told apart
+const ROUND = 7; // from here on corners can be seen
 const LARGEST = 20;
 const HEIGHT = 168;
 
@@ -55,9 +56,13 @@ export class BlockMap {
     const colours = this.kinds.map(({ style }) => colourOf(style));
     for (let cell = 0; cell < cells; cell += 1) {
       context.fillStyle = colours[this.foremost(cell * each, each)];
-      context.beginPath();
       const [left, top] = [Math.round((cell % columns) * size), Math.round(Math.floor(cell / columns) * size)];
       const [right, bottom] = [Math.round(((cell % columns) + 1) * size), Math.round((Math.floor(cell / columns) + 1) * size)];
+      if (size < ROUND) {
+        context.fillRect(left, top, right - left - gap, bottom - top - gap);
+        continue;
+      }
+      context.beginPath();
       context.roundRect(left, top, right - left - gap, bottom - top - gap, size / 5);
       context.fill();
     }

@@ -167,7 +167,11 @@ export class Chat {
   }
 
   changed() {
-    sessionStorage.setItem(KEPT, JSON.stringify(this.turns));
+    try {
+      sessionStorage.setItem(KEPT, JSON.stringify(this.turns));
+    } catch {
+      sessionStorage.removeItem(KEPT); // too long to be kept
+    }
     this.hooks.changed();
   }
 }

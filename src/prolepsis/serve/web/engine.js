@@ -12,7 +12,7 @@ const PATH = "/v1/engine/events";
 const LONGEST_WAIT_MS = 30000;
 
 export class EngineView {
-  /** `onPhase` is told what the server is doing, as its events say or their absence. */
+  /** `onPhase` is told what the server is doing, and with which model, as its events say or their absence. */
   constructor(onPhase) {
     this.onPhase = onPhase;
     this.map = new BlockMap();
@@ -48,7 +48,7 @@ export class EngineView {
       try {
         for await (const event of stream(PATH, { signal: running.signal })) {
           wait = 1000;
-          this.onPhase(event.phase);
+          this.onPhase(event.phase, event.model);
           last = read(event, last);
           if (last) this.show(last);
         }
@@ -56,7 +56,7 @@ export class EngineView {
       } catch (error) {
         if (error.name === "AbortError") break;
         this.tell("off", error.status ? error.message : "not connected");
-        if (!error.status) this.onPhase("unreachable");
+        if (!error.status || error.status === 503) this.onPhase(error.status ? "loading" : "unreachable");
         if (error instanceof ApiError && [401, 404].includes(error.status)) break;
       }
       await new Promise((resolve) => { setTimeout(resolve, wait); });

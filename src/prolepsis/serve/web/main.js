@@ -18,7 +18,10 @@ let sessions = null;
 
 startSettings();
 const needKey = startKey(() => connect());
-const engine = new EngineView((phase) => show(phase, model));
+const engine = new EngineView((phase, name) => {
+  model = name ?? model; // the server may have been started again with another one
+  show(phase, model);
+});
 startTheme(() => engine.redraw());
 const chat = new Chat({
   model: () => model,

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from prolepsis.coding import SessionReader, encode
+from prolepsis.coding import SessionReader, encode, kv_array
 from prolepsis.coding.any_profile import AnyProfile
-from prolepsis.coding.cache_dtypes import KV
-from prolepsis.engine.identity import identity
+from prolepsis.coding.cache_dtypes import KV, arrays_of
+from prolepsis.coding.profile import GRID
+from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.kv_names import SegmentName
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profile_store import profile_of_session
@@ -21,6 +22,14 @@ class PayloadCodec:
         self._llm = llm
         self._identity = identity(llm)
         self._profiles: dict[str, AnyProfile] = {}
+
+    def warm_up(self, profile: AnyProfile | None) -> None:
+        """Code a segment of nothing and decode it, so that the first one does not wait for kernels to be loaded."""
+        kv, ids = kv_array.empty(geometry(self._llm, self._llm.kv_cache.dtype), GRID), [0] * GRID
+        for array in arrays_of(kv):
+            array[...] = 0
+        name = SegmentName(0, GRID, bytes(32), bytes(32))
+        self.decode(self.encode(name, ids, kv, profile), name, ids)
 
     def encode(self, name: SegmentName, ids: Sequence[int], kv: KV, profile: AnyProfile | None = None) -> bytes:
         """The payload of a segment with these token ids. profile: by default one measured on `kv`, and kept in it."""

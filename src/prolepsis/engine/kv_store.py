@@ -56,6 +56,8 @@ class KVStore:
         """predictor: what new segments are coded with: "static", "linear" (of the newest kept profile,
         `prolepsis calibrate`), or "auto": linear where it is kept and decoding takes at most a quarter of computing.
 
+        Takes a second, and on a machine's first use longer: kernels are loaded that the first request would wait for.
+
         Raises InputError for an LLM with kv_evict or without prefix_caching, and for a predictor that cannot be used.
         """
         if llm.runner.eviction is not None:
@@ -74,6 +76,7 @@ class KVStore:
         self._kinds = {tier.name: tier.kind for tier in tiers.statistics()}
         self.queued: Callable[[], int] = lambda: 0
         """How many segments wait to be stored, as far as that is known."""
+        self._codec.warm_up(self._linear)
 
     @property
     def count(self) -> Counter:

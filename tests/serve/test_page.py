@@ -207,6 +207,16 @@ def test_answers_again_and_edits_the_last_question(page: Any) -> None:
     expect(page.locator(".question .text")).to_have_text(["One", "Three"])
 
 
+def test_the_seed_of_an_answer_repeats_it(page: Any) -> None:
+    page.fill("[name=seed]", "")
+    told = ask(page, "One").locator(".foot").inner_text()
+    page.fill("[name=seed]", re.findall(r"seed (\d+)", told)[0])
+    before = kept_turns(page)[-1]["content"]
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".answer").last).not_to_have_class("answer pending")
+    assert kept_turns(page)[-1]["content"] == before
+
+
 def test_hostile_output_stays_text(page: Any) -> None:
     answering(page, *[chunk(character) for character in HOSTILE], chunk("", "stop"))
     answer = ask(page, HOSTILE)

@@ -175,5 +175,5 @@ def test_kill_in_the_midst_of_work(directory: Path) -> None:
 
 @pytest.mark.nightly
 def test_kill_in_the_midst_of_work_many_times(directory: Path, tmp_path: Path) -> None:
-    kill_at_random(directory, 1000)
-    kill_at_random(tmp_path / "store", 100)  # on a real disk
+    kill_at_random(directory, 500)
+    kill_at_random(tmp_path / "store", 25)  # on a real disk

@@ -15,7 +15,7 @@ class ServeOptions:
     served_model_name: str | None = None
     """What clients call the model; None takes it from `model`."""
     stores: tuple[str, ...] = ()
-    """Tiers of the store, fastest first, each as `prolepsis.store.tiers.open_tiers` reads it; none keeps no store."""
+    """Tiers of the store, fastest first, each as `prolepsis.store.open_tiers` reads it; none keeps no store."""
     store_predictor: str = "auto"
     """What codes stored segments."""
 

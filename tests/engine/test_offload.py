@@ -421,3 +421,44 @@ def test_who_waits_for_a_save_does_not_wait_for_the_pauses(llm: LLM, monkeypatch
             endless.close()
 
     run(work())
+
+
+def test_an_engine_that_is_collected_in_a_thread_of_its_own_does_not_wait_for_that(llm: LLM) -> None:
+    class Collecting(MemoryTier):
+        """Stops the engine within a put or a get, as the garbage collector may."""
+
+        def put(self, key: str, data: bytes) -> None:
+            stop("prolepsis-store")
+            super().put(key, data)
+
+        def get(self, key: str) -> bytes | None:
+            stop("prolepsis-fetch")
+            return super().get(key)
+
+    stopped: list[str] = []
+    engines: list[AsyncEngine] = []
+
+    def stop(where: str) -> None:
+        if threading.current_thread().name.startswith(where) and stopped[-1:] == [f"now in {where}"]:
+            engines[-1]._worker.stop()
+            stopped.append(where)
+
+    tier = Collecting(AMPLE)
+
+    async def work() -> None:
+        for where in ("prolepsis-store", "prolepsis-fetch"):
+            engines.append(AsyncEngine(llm, KVStore(llm, Tiers([tier]))))
+            if where == "prolepsis-store":
+                stopped.append(f"now in {where}")
+                await tokens_of(engines[-1], PROMPT)
+            else:
+                await tokens_of(engines[-1], PROMPT[:300])
+                await engines[-1].flush(60)
+                await engines[-1].call(lambda: forget(llm))
+                stopped.append(f"now in {where}")
+                with pytest.raises(ProlepsisError, match="closed"):
+                    await tokens_of(engines[-1], PROMPT[:300])
+            await asyncio.wrap_future(engines[-1]._worker.stopped)
+            assert stopped[-1] == where
+
+    run(work())

@@ -1,8 +1,11 @@
 """K and V of prefixes in the tiers of a store: found by token ids, compared before use, and never trusted."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import NamedTuple, get_args
 
 from prolepsis.coding.any_profile import AnyProfile
@@ -73,6 +76,8 @@ class KVStore:
         self._auto = predictor == "auto"
         self._count = Counter()
         self._kept: frozenset[str] = frozenset()
+        self._held: Counts[str] = Counts()
+        self._lock = Lock()
         self._kinds = {tier.name: tier.kind for tier in tiers.statistics()}
         self.queued: Callable[[], int] = lambda: 0
         """How many segments wait to be stored, as far as that is known."""
@@ -99,6 +104,23 @@ class KVStore:
     def keep(self, keys: frozenset[str]) -> None:
         """Segments that are not deleted although later ones hold all that they do: those of sessions."""
         self._kept = keys
+
+    @contextmanager
+    def holding(self, keys: Iterable[str]) -> Iterator[None]:
+        """As `keep`, within the block, for segments that are about to be a session's."""
+        held = list(keys)
+        with self._lock:
+            self._held.update(held)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.subtract(held)
+                self._held = +self._held
+
+    def _is_kept(self, key: str) -> bool:
+        with self._lock:
+            return key in self._kept or key in self._held
 
     def names(self, tokens: Sequence[int], salt: str) -> list[SegmentName]:
         """The segments of a sequence, as far as they can be stored: of kivi4, whole blocks only."""
@@ -205,7 +227,7 @@ class KVStore:
         known = self._latest(name.parent)
         self.tiers.put(latest_key(name.parent), latest.with_latest(known, ids))
         for old in latest.superseded(known, ids, name.parent, name.start):
-            if old.key not in self._kept:
+            if not self._is_kept(old.key):
                 self.tiers.delete(old.key)
 
     def _profile(self) -> AnyProfile | None:

@@ -3,6 +3,7 @@ those that have ended."""
 
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 
 from prolepsis.engine.engine import Engine
 from prolepsis.engine.kv_store import KVStore
@@ -89,6 +90,11 @@ class Offload:
         self._followers.clear()
         self._restorer.close()
         self.writer.close()
+
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """Those that `join` waits for."""
+        return self.writer.thread, *self._restorer.threads
 
     def join(self) -> None:
         """Wait for the threads to end, once no order is taken any more: nothing uses the store afterwards."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from threading import Thread, current_thread
 from typing import Any
 
 from prolepsis.coding import kv_array
@@ -59,8 +60,9 @@ class Restorer:
         """call: has the engine's thread call something between two passes. is_busy: whether it runs requests."""
         self._store, self._cache, self._prefix, self._call, self._is_busy = store, cache, prefix, call, is_busy
         self._open: dict[Restore, None] = {}
-        self._workers = ThreadPoolExecutor(_WORKERS, "prolepsis-restore")
-        self._fetchers = ThreadPoolExecutor(2 * _FETCHED_AHEAD, "prolepsis-fetch")
+        self._own: list[Thread] = []
+        self._workers = ThreadPoolExecutor(_WORKERS, "prolepsis-restore", self._began)
+        self._fetchers = ThreadPoolExecutor(2 * _FETCHED_AHEAD, "prolepsis-fetch", self._began)
 
     def begin(self, tokens: list[int], salt: str, done: Done) -> Restore | None:
         """Begin to restore, and call `done` with the outcome in the engine's thread; None where too little is missing.
@@ -101,6 +103,11 @@ class Restorer:
         for restore in list(self._open):
             self._end(restore, "cancelled")
 
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """Those that `join` waits for."""
+        return tuple(self._own)
+
     def join(self) -> None:
         """Wait for the threads to end, which takes as long as the tiers take that they ask."""
         self._workers.shutdown(cancel_futures=True)
@@ -115,6 +122,9 @@ class Restorer:
         plan.seconds = time.perf_counter() - restore.began
         self._store.count.decided(plan.reason)
         restore.done(plan)
+
+    def _began(self) -> None:
+        self._own.append(current_thread())
 
     def _work(self, restore: Restore) -> None:
         """In a thread of its own."""

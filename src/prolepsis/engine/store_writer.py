@@ -63,8 +63,8 @@ class StoreWriter:
         self._idle = self._closed = False
         self._flushing = 0
         store.queued = self._queued
-        self._thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
-        self._thread.start()
+        self.thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
+        self.thread.start()
 
     def add(self, tokens: list[int], salt: str) -> None:
         """Store a sequence some time soon; the engine's thread calls this when a request has ended."""
@@ -113,7 +113,7 @@ class StoreWriter:
 
     def join(self) -> None:
         """Wait until the thread has ended, which takes a segment at most."""
-        self._thread.join()
+        self.thread.join()
 
     def _queued(self) -> int:
         with self._changed:

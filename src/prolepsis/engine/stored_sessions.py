@@ -61,8 +61,9 @@ class StoredSessions:
         ids = self._engine.llm.encode(list(tokens))
         salt = owner if cache_salt is None else cache_salt
         await asyncio.to_thread(self._require_place, owner, key)
-        saved = await self._stored(ids, salt)
-        return await asyncio.to_thread(self._write, owner, session_id, messages, ids, saved.segments)
+        with self._store.holding(name.key for name in self._store.names(ids, salt)):
+            saved = await self._stored(ids, salt)
+            return await asyncio.to_thread(self._write, owner, session_id, messages, ids, saved.segments)
 
     async def inspect(self, owner: str, session_id: str) -> StoredSession | None:
         """All that is kept of a session but its K and V; None where there is none of this id."""
@@ -134,6 +135,8 @@ class StoredSessions:
                 parts, raw, pinned,
             )  # fmt: skip
             try:
+                if not all(self._store.tiers.locate(part) for part in keys):
+                    raise CapacityError("the store's tiers have no room for the whole session: give them more")
                 if not self._store.tiers.put(key, session_manifest.pack(session), pinned=True).tiers:
                     raise CapacityError("no tier of the store has room for the session's manifest")
             except BaseException:

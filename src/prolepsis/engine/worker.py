@@ -94,7 +94,9 @@ class Worker:
     def stop(self) -> None:
         """The same, and wait for it."""
         self.ask_to_stop()
-        if current_thread() is not self._thread:  # where the garbage collector may run too
+        # The garbage collector may run in the thread itself too, or in one that it waits for.
+        ours = self._thread, *(self.offload.threads if self.offload is not None else ())
+        if current_thread() not in ours:
             self._thread.join()
 
     def _run(self) -> None:

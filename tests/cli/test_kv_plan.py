@@ -71,6 +71,14 @@ def test_a_checkpoint_of_a_short_context(tmp_path: Path) -> None:
     assert record["caches"][0]["coded"][0]["ratio"] > 1
 
 
+def test_a_cache_of_kivi4_is_measured_where_it_is_the_one_asked_for(tiny: Path) -> None:
+    record = json_of(call("kv", "plan", tiny, "--kv-dtype", "kivi4", "--json"))
+    (coded,) = record["caches"][-1]["coded"]
+    assert (coded["dtype"], coded["predictor"]) == ("kivi4", "static")
+    assert coded["ratio"] > 1
+    assert record["restores"][0]["predictor"] == "static"
+
+
 def test_the_planner_decides_by_what_was_measured() -> None:
     coded = [CodedSize("static", "bf16", 1.6, 1e4, 1e4, None), CodedSize("twin-int8", "bf16", 4.8, 500, 400, None)]
     found = decide(coded, 500.0, [], context=1000, token_size=23_040, model_size=98_000_000)

@@ -21,6 +21,7 @@ from prolepsis.coding.profile import Profile, measure
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.threads import limited_to
 from prolepsis.errors import ProlepsisError
+from prolepsis.kv.stored import KIVI_BLOCK
 
 MeasuredKind = Literal["marginal", "static"]
 MEASURED: tuple[MeasuredKind, ...] = get_args(MeasuredKind)
@@ -189,7 +190,9 @@ def _measure(cache: Cache, predictor: MeasuredKind) -> Profile:
 def _encode(cache: Cache, candidate: Candidate) -> tuple[bytes, float]:
     """(session file, seconds to code the cache)."""
     file = BytesIO()
-    writer = SessionWriter(file, candidate.profile, dtype=cache.geometry.dtype, rope=cache.rope, model=cache.model)
+    dtype = cache.geometry.dtype
+    blocks = {"block_size": KIVI_BLOCK} if dtype == "kivi4" else {}
+    writer = SessionWriter(file, candidate.profile, dtype=dtype, rope=cache.rope, model=cache.model, **blocks)
     start = time.perf_counter()
     for _, first, stop in cache.spans:
         writer.add(kv_array.part(cache.kv, first, stop), cache.ids[first:stop])

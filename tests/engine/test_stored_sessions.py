@@ -104,6 +104,26 @@ def test_segments_of_sessions_outlive_those_of_others_and_go_with_the_last_one(l
     run(work())
 
 
+def test_pins_that_were_lost_are_set_again_at_the_start(llm: LLM) -> None:
+    tier = MemoryTier(1_500_000)
+    tiers = Tiers([tier])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            saved = await StoredSessions(engine).save("me", "one", MESSAGES, TOKENS)
+            for key in list(tiers.keys()):
+                tiers.unpin(key)
+            sessions = StoredSessions(engine)
+            for number in range(8):
+                await tokens_of(engine, [number + 1, *TOKENS])
+                assert await engine.flush(60)
+            assert tier.usage().evictions > 0
+            assert await sessions.inspect("me", "one") == saved
+            assert all(tiers.locate(part.key) for part in saved.parts)
+
+    run(work())
+
+
 def test_a_later_save_takes_the_place_of_an_earlier_one(llm: LLM, tiers: Tiers) -> None:
     async def work() -> None:
         async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:

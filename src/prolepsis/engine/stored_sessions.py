@@ -39,8 +39,9 @@ class StoredSessions:
         self._known: dict[str, SessionSummary] = {}
         self._lock = RLock()
         self._refresh()
-        for summary in self._known.values():
-            self._pin(summary.keys)  # a pin may be missing where a process ended between two steps
+        for key, summary in self._known.items():
+            # Pins may be missing where a process ended between two steps, or the index of a directory was lost.
+            self._pin([key, *summary.keys])
 
     async def save(
         self,

@@ -191,8 +191,8 @@ def _encode(cache: Cache, candidate: Candidate) -> tuple[bytes, float]:
     """(session file, seconds to code the cache)."""
     file = BytesIO()
     dtype = cache.geometry.dtype
-    blocks = {"block_size": KIVI_BLOCK} if dtype == "kivi4" else {}
-    writer = SessionWriter(file, candidate.profile, dtype=dtype, rope=cache.rope, model=cache.model, **blocks)
+    block = KIVI_BLOCK if dtype == "kivi4" else 16
+    writer = SessionWriter(file, candidate.profile, dtype=dtype, rope=cache.rope, model=cache.model, block_size=block)
     start = time.perf_counter()
     for _, first, stop in cache.spans:
         writer.add(kv_array.part(cache.kv, first, stop), cache.ids[first:stop])

@@ -21,6 +21,7 @@ from prolepsis.errors import CapacityError, InputError, SegmentError
 
 MAX_SESSIONS = 1000
 """Of one owner."""
+_TRIES = 3  # where the pool is crowded, blocks may be evicted between being computed and being stored
 
 
 class StoredSessions:
@@ -97,7 +98,9 @@ class StoredSessions:
 
     async def _stored(self, tokens: Many[int], salt: str) -> SavedChain:
         saved = await self._engine.store_now(tokens, salt)
-        if not saved.whole:
+        for _ in range(_TRIES):
+            if saved.whole:
+                return saved
             async with aclosing(self._engine.generate(tokens, SamplingParams(max_tokens=1), cache_salt=salt)) as stream:
                 async for _ in stream:
                     pass

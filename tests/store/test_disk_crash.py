@@ -81,7 +81,7 @@ STEPS: dict[str, Step] = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_process_that_dies_at_some_line_leaves_a_sound_store(step: str, directory: Path) -> None:
-    die_at_every(29, step, directory)
+    die_at_every(41, step, directory)
 
 
 @pytest.mark.nightly

@@ -151,6 +151,6 @@ def test_every_tier_keeps_the_contract(contract: Callable[[], Contract]) -> None
     run_state_machine_as_test(
         contract,
         settings=settings(
-            max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

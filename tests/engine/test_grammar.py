@@ -101,6 +101,25 @@ def test_other_kinds_of_grammars(llm, grammar, pattern):
         assert done.token_ids[-1] in llm.tokenizer.eos_ids
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("regex", "(("), ("regex", "\ud800"), ("lark", "start: ("), ("choice", '["\\ud800"]'), ("json_schema", "["),
+     ("json_schema", "[" * 9_999), ("json_schema", '{"const": "\\ud800"}'), ("gbnf", ""), ("regex", None)],
+)  # fmt: skip
+def test_refuses_other_grammars_by_name(llm, kind, text):
+    with pytest.raises(InputError, match=r"^response_format: ") as caught:
+        llm.grammars.matcher(Grammar(kind, text))
+    assert caught.value.field == "response_format"
+
+
+def test_of_many_texts_and_long_ones_one_is_written(llm):
+    texts = [f"c{number}" for number in range(20_000)]
+    assert llm.generate("a", SamplingParams(grammar=Grammar.choice(texts), seed=1))[0].text in texts
+    long = "zebra é " * 150
+    [done] = llm.generate("a", SamplingParams(grammar=Grammar.choice([long]), max_tokens=1_500))
+    assert done.text == long
+
+
 def test_any_json_object_is_an_object_as_far_as_it_goes(llm):
     [done] = llm.generate("a", SamplingParams(grammar=Grammar("json_object"), seed=2, max_tokens=16))
     assert done.text.startswith("{")
@@ -195,16 +214,24 @@ def test_refuses_schemas_by_name(llm, schema, message):
 
 
 def test_a_long_chain_of_references_does_not_end_the_process(llm):
-    count = 2_600
-    chain: dict[str, Any] = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
-    chunks = {f"c{i}": {"$defs": {}} for i in range(2)}
-    for index, (name, schema) in enumerate(chain.items()):
-        target = f"d{index + 1}"
-        schema["items"]["$ref"] = f"#/$defs/c{(index + 1) // 1_400}/$defs/{target}"
-        chunks[f"c{index // 1_400}"]["$defs"][name] = schema
-    chunks[f"c{count // 1_400}"]["$defs"][f"d{count}"] = {"type": "string"}
+    count, size = 2_600, 390  # definitions, and those in one object
+    chunks: dict[str, Any] = {f"c{i}": {"$defs": {}} for i in range(count // size + 1)}
+    for i in range(count):
+        following = f"#/$defs/c{(i + 1) // size}/$defs/d{i + 1}"
+        chunks[f"c{i // size}"]["$defs"][f"d{i}"] = {"items": {"$ref": following}}
+    chunks[f"c{count // size}"]["$defs"][f"d{count}"] = {"type": "string"}
     matcher = llm.grammars.matcher(Grammar.json_schema({"$defs": chunks, "$ref": "#/$defs/c0/$defs/d0"}))
     assert matcher.allowed().any()
+
+
+def test_the_largest_object_can_be_written(llm):
+    names = [f"p{i}" for i in range(MAX_PROPERTIES)]
+    schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
+    matcher = llm.grammars.matcher(Grammar.json_schema(schema))
+    for token in llm.tokenizer.encode('{"p7": true, "p399": false, "x": "y"}'):
+        assert matcher.allowed()[token]
+        matcher.accept(token)
+    assert matcher.is_complete
 
 
 def test_what_is_not_strict_leaves_out_what_is_not_supported(llm):

@@ -199,6 +199,8 @@ def test_json_or_calls(client: openai.OpenAI) -> None:
         ({"tools": [NOW] * 129}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "x"}}}],
           "tool_choice": "required"}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"pattern": "x" * 5000}}}],
+          "tool_choice": "required"}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),

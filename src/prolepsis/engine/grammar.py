@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.errors import InputError
-from prolepsis.model.tokenizer import Tokenizer
+from prolepsis.model.tokenizer import Tokenizer, require_encodable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,8 +25,8 @@ Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 MAX_TEXT = 1 << 18
 MAX_NODES = 1 << 13
 """Most values in a schema, those in lists and objects each counted."""
-MAX_PROPERTIES = 1 << 11
-"""Most values in one object of a schema: the time to compile grows with their square."""
+MAX_PROPERTIES = 400
+"""Most entries in one object of a schema: 500 properties are more than llguidance follows at a place."""
 MAX_DEPTH = 64
 MAX_PATTERNS = 1 << 12
 """Most characters of regular expressions, all together."""
@@ -35,6 +35,7 @@ KEPT = 8
 """Compiled grammars that are kept for the next request that asks for the same."""
 
 _STACK = 1 << 28  # a chain of 1,000 to 3,000 $refs overflows 8 MiB, and that would end the process
+_FORCED = 512
 _LIMITS = {"max_lexer_states": 1 << 15, "max_grammar_size": 1 << 17, "initial_lexer_fuel": 1 << 19}
 # Between the parts of a JSON text: without a bound, small models write spaces and new lines without end.
 _SPACE, _SPACE_OR_LINE = " ?", "( |\\n[ ]{0,40})?"
@@ -59,6 +60,10 @@ class Grammar:
             raise fault(self.source, f"no kind of grammar is called {self.kind!r:.80}; there are {_KINDS}")
         if not isinstance(self.text, str):
             raise fault(self.source, f"a grammar is a text, not a {type(self.text).__name__}")
+        try:
+            require_encodable(self.text)
+        except InputError as error:
+            raise fault(self.source, str(error)) from None
         most = MAX_PATTERNS if self.kind == "regex" else MAX_TEXT
         if len(self.text) > most:
             raise fault(self.source, f"the grammar has {len(self.text)} characters, at most {most} are allowed")
@@ -173,22 +178,25 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> Matcher:
         text = _ll_grammar(grammar)
-        made: list[Matcher | Exception] = []
+        made: list[Matcher | BaseException] = []
 
         def compile_() -> None:
             try:
                 made.append(self._new_matcher(text, grammar.source))
-            except Exception as error:
+            except BaseException as error:  # a panic of the library is no Exception
                 made.append(error)
 
         _run_with_stack(compile_)
-        if isinstance(made[0], Exception):
-            raise made[0]
+        matcher = made[0]
+        if isinstance(matcher, InputError):
+            raise matcher
+        if isinstance(matcher, BaseException):
+            raise fault(grammar.source, _reason(str(matcher))) from matcher
         with self._keeping:
-            self._kept[grammar] = made[0]
+            self._kept[grammar] = matcher
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return made[0]
+        return matcher
 
     def _new_matcher(self, text: str, source: str) -> Matcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -252,7 +260,7 @@ def _ll_grammar(grammar: Grammar) -> str:
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
     if grammar.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(grammar.text))))
+        return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(map(json.dumps, json.loads(grammar.text))))
     schema = {"type": "object"} if grammar.kind == "json_object" else _parsed_schema(grammar)
     return LLMatcher.grammar_from_json_schema(json.dumps(_guided(schema, grammar.strict)))
 
@@ -285,7 +293,8 @@ class _Vocabulary:
         self.special_token_ids = sorted(tokenizer.special_tokens.values())
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos=False)
+        """Ids of what has to follow. The first is used, and asked for with every token, so the beginning will do."""
+        return self._tokenizer.encode(text[:_FORCED].decode("utf-8", "ignore"), add_bos=False)
 
 
 def _run_with_stack(function: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from prolepsis.engine.grammar import Grammar, embedded
+from prolepsis.engine.grammar import Grammar, check_schema, embedded
 from prolepsis.model.chat_template import ChatTemplate
 from prolepsis.model.tokenizer import Tokenizer
 from prolepsis.model.tool_prompt import CALL, CALL_END
@@ -52,6 +52,7 @@ class ToolFormat:
 
         Raises InputError, which names `tools`, where it would be too large.
         """
+        check_schema({"tools": [tool.parameters for tool in tools]}, "tools")
         marked = self.name != "llama3"
         mark = self._literal(_MARKERS[self.name]) if marked else ""
         before, between, after = self._around(mark)

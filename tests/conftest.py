@@ -12,7 +12,7 @@ from prolepsis.errors import ProlepsisError
 if TYPE_CHECKING:
     from prolepsis import LLM
 
-LONGEST = ("test_coding_across_cpus.py", "test_instruction_sets.py")
+LONGEST = ("test_coding_across_cpus.py", "test_instruction_sets.py", "test_project.py", "test_examples.py")
 """Files of few tests that take long: at the end, one process would run them while the other has nothing to do."""
 
 TINY = Path(__file__).parent / "data" / "gguf" / "Q4_0.gguf"

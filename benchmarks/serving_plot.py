@@ -9,12 +9,17 @@ _CLOSED = " clients"
 def plot(rows: list[dict[str, Any]], chats: list[dict[str, Any]], path: str) -> None:
     """Speeds and times by clients, a line for each server, and the chats as bars."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure = Figure(figsize=(9.0, 6.0), layout="constrained")
     grid = figure.subplots(2, 2).ravel()
     for axes, (key, label) in zip(grid, _PANELS, strict=False):
-        _lines(axes, rows, key)
         axes.set(xscale="log", yscale="log", xlabel="clients", ylabel=label)
+        _lines(axes, rows, key)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
     grid[0].legend()
     _bars(grid[3], chats)
@@ -32,7 +37,6 @@ def _lines(axes: Any, rows: list[dict[str, Any]], key: str) -> None:
             clients, values = zip(*points, strict=True)
             axes.plot(clients, values, marker="o", label=server)
             axes.set_xticks(clients, map(str, clients))
-            axes.minorticks_off()
 
 
 def _bars(axes: Any, chats: list[dict[str, Any]]) -> None:
@@ -41,4 +45,5 @@ def _bars(axes: Any, chats: list[dict[str, Any]]) -> None:
     axes.bar_label(bars, fmt="%.0f", padding=2)
     axes.set_yticks(range(len(chats)), names)
     axes.invert_yaxis()
+    axes.margins(x=0.15)
     axes.set(xlabel="chats: TTFT p50 of later turns, ms")

@@ -70,3 +70,16 @@ def test_a_decoding_that_compiled_does_not_end_all_restores(planner: Planner) ->
     for _ in range(30):
         planner.decoded("static", 256, 0.02)
     assert planner.decode_s("static") == pytest.approx(0.02 / 256, rel=0.01)
+
+
+def test_what_was_slow_once_is_tried_again(planner: Planner) -> None:
+    planner.fetched("disk", "disk", 4_000_000, 4.0)
+    planner.fetched("disk", "disk", 100, 3.0)
+    for _ in range(20):
+        planner.decoded("static", 256, 100.0)
+    refusals = 0
+    while (plan := planner.decide(0, pieces(), "static")).reason == "recompute_is_faster":
+        assert plan == planner.decide(0, pieces(), "static")  # to ask changes nothing
+        planner.refused(pieces(), "static")
+        refusals += 1
+    assert 20 < refusals < 1000

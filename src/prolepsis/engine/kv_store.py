@@ -20,7 +20,7 @@ from prolepsis.engine.profile_store import best_kept
 from prolepsis.engine.profiles import PredictorKind
 from prolepsis.engine.store_statistics import Counter, StoreStatistics
 from prolepsis.errors import InputError, SegmentError
-from prolepsis.store import Tiers
+from prolepsis.store import Found, Tiers
 
 PREDICTORS = ("auto", "static", "linear")
 
@@ -166,6 +166,7 @@ class KVStore:
         found = self.tiers.get(key)
         if found is None:
             return []
+        self._fetched(found)
         try:
             return latest.read(found.data)
         except ValueError:
@@ -179,9 +180,12 @@ class KVStore:
         if found is None:
             self._count.add(lost_segments=1)
             return None
-        self.planner.fetched(found.tier, self._kinds.get(found.tier, "remote"), len(found.data), found.seconds)
+        self._fetched(found)
         self._count.add(restore_seconds=found.seconds)
         return found.data
+
+    def _fetched(self, found: Found) -> None:
+        self.planner.fetched(found.tier, self._kinds.get(found.tier, "remote"), len(found.data), found.seconds)
 
     def decode(self, data: bytes, piece: StoredPiece) -> tuple[KV, str] | None:
         """(K and V of the segment, predictor); None, and the entry is deleted, for bytes that cannot be used."""

@@ -12,6 +12,7 @@ _FORGET = 0.3  # weight of the newest measurement
 # The first decoding of a process may compile for half a minute. What it counts at most, in times of what was expected:
 # restores that look too slow are not tried again, and would never be found to be fast.
 _RISE = 4.0
+_DOUBT = 0.05  # how far a measurement goes back to the guess each time a prompt is not restored because of it
 _SMALL = 1 << 16  # bytes below which a fetch measures latency, and not bandwidth
 
 
@@ -74,6 +75,19 @@ class Planner:
             recompute_s=recompute,
         )
 
+    def refused(self, pieces: list[Piece], predictor: str) -> None:
+        """What was measured let these pieces be computed: trust it a little less.
+
+        What is never tried again would never be found to have become fast.
+        """
+        with self._lock:
+            self._decode[predictor] = _mixed(self.decode_s(predictor), self._guessed_decode_s(predictor), _DOUBT)
+            for tier, kind in {(piece.tier, piece.kind) for piece in pieces}:
+                now, guess = self.tier_speed(tier, kind), _guessed_speed(kind)
+                self._tiers[tier] = TierSpeed(
+                    _mixed(now.latency, guess.latency, _DOUBT), _mixed(now.bandwidth, guess.bandwidth, _DOUBT)
+                )
+
     def restore_s(self, pieces: list[Piece], predictor: str) -> float:
         """Seconds that restoring takes: fetching one after the other, and decoding whole segments."""
         fetching = 0.0
@@ -89,12 +103,14 @@ class Planner:
 
     def decode_s(self, predictor: str) -> float:
         """Seconds that decoding a token takes."""
-        guess = self._token_bytes / _DECODED_BYTES.get(predictor, 1e8)
-        return self._decode.get(predictor, guess)
+        return self._decode.get(predictor) or self._guessed_decode_s(predictor)
+
+    def _guessed_decode_s(self, predictor: str) -> float:
+        return self._token_bytes / _DECODED_BYTES.get(predictor, 1e8)
 
     def tier_speed(self, tier: str, kind: str) -> TierSpeed:
         """What a tier takes for a fetch."""
-        return self._tiers.get(tier) or _GUESSES.get(kind, _GUESSES["remote"])
+        return self._tiers.get(tier) or _guessed_speed(kind)
 
     def is_worth(self, predictor: str) -> bool:
         """Whether decoding with this predictor takes a small share of what computing takes."""
@@ -103,26 +119,30 @@ class Planner:
     def fetched(self, tier: str, kind: str, size: int, seconds: float) -> None:
         """A tier gave `size` bytes in so many seconds."""
         with self._lock:
-            known = self._tiers.get(tier)
+            weight = _FORGET if tier in self._tiers else 1.0
             before = self.tier_speed(tier, kind)
             if size < _SMALL:
-                latency = _mixed(before.latency, seconds, known is None)
+                latency = _mixed(before.latency, seconds, weight)
                 self._tiers[tier] = before._replace(latency=latency)
                 return
             bandwidth = size / max(seconds - before.latency, seconds / 10, 1e-9)
-            self._tiers[tier] = before._replace(bandwidth=_mixed(before.bandwidth, bandwidth, known is None))
+            self._tiers[tier] = before._replace(bandwidth=_mixed(before.bandwidth, bandwidth, weight))
 
     def decoded(self, predictor: str, tokens: int, seconds: float) -> None:
         """So many tokens were decoded in so many seconds."""
         with self._lock:
-            before, first = self.decode_s(predictor), predictor not in self._decode
-            self._decode[predictor] = _mixed(before, min(seconds / tokens, _RISE * before), first)
+            before, weight = self.decode_s(predictor), _FORGET if predictor in self._decode else 1.0
+            self._decode[predictor] = _mixed(before, min(seconds / tokens, _RISE * before), weight)
 
     def prefilled(self, tokens: int, seconds: float, first: bool = False) -> None:
         """So many tokens of prompts were computed in so many seconds."""
         with self._lock:
-            self._prefill = _mixed(self._prefill, seconds / tokens, first)
+            self._prefill = _mixed(self._prefill, seconds / tokens, 1.0 if first else _FORGET)
 
 
-def _mixed(before: float, now: float, first: bool) -> float:
-    return now if first else before + _FORGET * (now - before)
+def _guessed_speed(kind: str) -> TierSpeed:
+    return _GUESSES.get(kind, _GUESSES["remote"])
+
+
+def _mixed(before: float, now: float, weight: float) -> float:
+    return before + weight * (now - before)

@@ -145,6 +145,8 @@ class Restorer:
         if restore.abandoned:
             return None
         restore.plan = plan
+        if plan.reason == "recompute_is_faster":
+            store.planner.refused([piece.piece for piece in pieces], store.predictor)
         if plan.reason != "restore_is_faster":
             return None
         placed: deque[Future[Reason | None]] = deque()

@@ -157,7 +157,7 @@ def decide(
     planner = Planner(token_size, model_size)
     planner.prefilled(_FEWEST_TOKENS, _FEWEST_TOKENS / prefill, first=True)
     for each in coded:
-        planner.decoded(each.predictor, _FEWEST_TOKENS, _FEWEST_TOKENS / each.decode_tok_s)
+        planner.decoded(each.predictor, _FEWEST_TOKENS, _FEWEST_TOKENS / each.decode_tok_s, certain=True)
     for tier in fetched:
         planner.fetched(tier.tier, tier.kind, tier.small, tier.small_s)
         planner.fetched(tier.tier, tier.kind, tier.size, tier.size_s)

@@ -128,9 +128,12 @@ class Planner:
             bandwidth = size / max(seconds - before.latency, seconds / 10, 1e-9)
             self._tiers[tier] = before._replace(bandwidth=_mixed(before.bandwidth, bandwidth, weight))
 
-    def decoded(self, predictor: str, tokens: int, seconds: float) -> None:
-        """So many tokens were decoded in so many seconds."""
+    def decoded(self, predictor: str, tokens: int, seconds: float, certain: bool = False) -> None:
+        """So many tokens were decoded in so many seconds. certain: kernels were loaded, and nothing else ran."""
         with self._lock:
+            if certain:
+                self._decode[predictor] = seconds / tokens
+                return
             before, weight = self.decode_s(predictor), _FORGET if predictor in self._decode else 1.0
             self._decode[predictor] = _mixed(before, min(seconds / tokens, _RISE * before), weight)
 

@@ -412,12 +412,15 @@ def test_who_waits_for_a_save_does_not_wait_for_the_pauses(llm: LLM, monkeypatch
         store = KVStore(llm, Tiers([MemoryTier(AMPLE)]))
         async with AsyncEngine(llm, store) as engine:
             await tokens_of(engine, PROMPT)
+            await tokens_of(engine, PROMPT[::-1])
             endless = engine.generate([1, 2, 3], SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True))
             await anext(endless)
             saved = await engine.store_now(PROMPT)
             assert saved.whole
             assert sum(segment.tokens for segment in saved.segments) == len(PROMPT)
             assert await engine.flush(60)
+            assert len(store.look_up(PROMPT[::-1], "", 0)) == 4
+            assert store.statistics().missed_segments == 0
             endless.close()
 
     run(work())

@@ -127,7 +127,8 @@ class StoreWriter:
                 self._store.count.add(failures=not self._closed)
                 chain.done.set_exception(error)
             else:
-                chain.done.set_result(saved)
+                if saved is not None:
+                    chain.done.set_result(saved)
         for left in self._waiting:
             left.done.set_exception(ProlepsisError("the engine was closed before the sequence was stored"))
 
@@ -141,11 +142,14 @@ class StoreWriter:
             self._at_work = self._waiting.popleft()
             return self._at_work
 
-    def _store_chain(self, chain: _Chain) -> SavedChain:
+    def _store_chain(self, chain: _Chain) -> SavedChain | None:
+        """None where it gave way."""
         stored: list[StoredSegment] = []
         names = self._store.names(chain.tokens, chain.salt)
         for number, name in enumerate(names):
             self._left = len(names) - number
+            if self._gives_way(chain):
+                return None
             if name.stop - name.start < min(chain.fewest, GRID):
                 return SavedChain(stored, False)
             found = self._store.located(name) or self._store_segment(chain, name)
@@ -181,6 +185,15 @@ class StoreWriter:
         """Leave the cores to the engine, while it needs them and nobody waits."""
         with self._changed:
             self._changed.wait_for(self._may_hurry, seconds)
+
+    def _gives_way(self, chain: _Chain) -> bool:
+        """Put the chain behind those that somebody waits for, if there are any: the pool may lose theirs soon."""
+        with self._changed:
+            urgent = sum(other.urgent for other in self._waiting)
+            if chain.urgent or not urgent:
+                return False
+            self._waiting.insert(urgent, chain)
+            return True
 
     def _may_hurry(self) -> bool:
         asked = bool(self._waiting) and self._waiting[0].urgent

@@ -164,6 +164,18 @@ def test_preemption_changes_nothing(expected, preemption):
     assert llm.engine.statistics().preemptions > 0
 
 
+def test_a_grammar_that_becomes_too_complex_fails_its_own_request_only(expected):
+    llm = LLM(PAIR / "target-Q8_0.gguf", kv_memory=16 << 20, threads=1, block_size=16, draft="twin", draft_tokens=3)
+    hard = replace(SAMPLED, grammar=Grammar("regex", r"((\w+\s?){1,300}[^x]?){1,300}"))
+    failed, done = llm.generate(["x", "A person: "], [hard, SAMPLED])
+    assert isinstance(failed.error, InputError)
+    assert str(failed.error).startswith("response_format: ")
+    assert (done.text, done.token_ids, done.finish_reason) == expected[0]
+    assert llm._speculation is not None
+    assert llm._speculation.failure is None
+    assert llm.grammars.matcher(hard.grammar).allowed().any()  # made anew
+
+
 def test_logprobs_are_those_of_the_model(llm):
     grammar = Grammar.choice(["zebra"])
     [forced] = llm.generate("a", SamplingParams(grammar=grammar, temperature=0, logprobs=3))

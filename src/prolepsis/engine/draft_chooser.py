@@ -1,11 +1,14 @@
 """Draws drafts as the target's sampler would draw tokens, so that they agree as often as they can."""
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
 from prolepsis.engine.grammar import Matcher
 from prolepsis.engine.sampler import Sampler, TokenCounts, adjusted_logits, largest_logit, sample, target_probabilities
+from prolepsis.errors import InputError
 from prolepsis.speculate.drafter import Choice
 
 
@@ -29,13 +32,21 @@ class DraftChooser:
             self._counts = past.copy()  # not before it is needed: drafters without a model choose nothing
         if self._matcher is None and self._sampler.matcher is not None:
             self._matcher = self._sampler.matcher.copy()
-        choice = self._choose(logits if self._matcher is None else self._matcher.mask(logits))
+        choice = self._choose(self._possible(logits))
         self._position += 1
         if self._matcher is not None:
-            self._matcher.accept(choice.token)
+            with suppress(InputError):
+                self._matcher.accept(choice.token)
         if self._counts is not None:
             self._counts.add(choice.token)
         return choice
+
+    def _possible(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As the sampler will have them. Where a grammar fails it is for the sampler to say so, and of one request."""
+        if self._matcher is not None:
+            with suppress(InputError):
+                return self._matcher.mask(logits)
+        return logits
 
     def _choose(self, logits: NDArray[np.float32]) -> Choice:
         if self._params.is_greedy:

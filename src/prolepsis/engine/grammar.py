@@ -92,11 +92,12 @@ class Matcher:
         self._matcher, self._vocab_size, self._eos_ids, self._source = matcher, vocab_size, eos_ids, source
         self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._ended = False
+        self._broken = threading.Event()  # of all copies: they have the states of the lexer in common
 
     def copy(self, source: str | None = None) -> "Matcher":
         """The same, to go on by itself; errors name `source`, if given."""
         other = Matcher(self._matcher.deep_copy(), self._vocab_size, self._eos_ids, source or self._source)
-        other._ended = self._ended
+        other._ended, other._broken = self._ended, self._broken
         return other
 
     def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -128,12 +129,18 @@ class Matcher:
             self._ended = token in self._eos_ids
 
     @property
+    def is_broken(self) -> bool:
+        """Whether it, or a copy, has come upon a limit."""
+        return self._broken.is_set()
+
+    @property
     def is_complete(self) -> bool:
         """Whether the output may end here."""
         return self._ended or bool(self._matcher.is_accepting())
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._broken.set()
             raise fault(self._source, _reason(self._matcher.get_error()))
 
 
@@ -172,9 +179,11 @@ class GrammarCompiler:
 
     def _find(self, grammar: Grammar) -> Matcher | None:
         with self._keeping:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-            return self._kept.get(grammar)
+            found = self._kept.pop(grammar, None)
+            if found is None or found.is_broken:
+                return None
+            self._kept[grammar] = found
+            return found
 
     def _compile(self, grammar: Grammar) -> Matcher:
         text = _ll_grammar(grammar)

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from prolepsis import SamplingParams
-from prolepsis.engine.grammar import Grammar, GrammarCompiler
+from prolepsis.engine.grammar import Grammar
+from prolepsis.engine.matching import GrammarCompiler
 from prolepsis.engine.sampler import Sampler
 from prolepsis.model.chat_template import ChatTemplate
 from prolepsis.model.gguf_file import GGUFFile
 from prolepsis.model.tokenizer import CONTROL, Tokenizer, from_metadata
 from prolepsis.model.tool_prompt import CALL, CALL_END
 from prolepsis.serve.tool_formats import Tool, ToolFormat, tool_format
-from prolepsis.serve.tool_parser import ARGS, PYTHON_TAG, TOOL_CALLS, Call, Text, ToolParser
+from prolepsis.serve.tool_parser import ARGS, PYTHON_TAG, TOOL_CALLS, ToolParser
+from prolepsis.serve.tool_reader import Call, Text
 
 CITY = {
     "type": "object",

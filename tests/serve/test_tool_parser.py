@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.serve.tool_parser import Arguments, Call, Event, FormatName, Text, ToolParser
+from prolepsis.serve.tool_parser import FormatName, ToolParser
+from prolepsis.serve.tool_reader import Arguments, Call, Event, Text
 
 NAMES = ("find", "add.two")
 Read = tuple[str, list[tuple[str, str]]]

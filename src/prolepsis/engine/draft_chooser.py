@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
-from prolepsis.engine.grammar import Matcher
+from prolepsis.engine.matching import Matcher
 from prolepsis.engine.sampler import Sampler, TokenCounts, adjusted_logits, largest_logit, sample, target_probabilities
 from prolepsis.errors import InputError
 from prolepsis.speculate.drafter import Choice

@@ -1,24 +1,15 @@
 """Output that follows a grammar: a JSON Schema, a regular expression, a choice of texts, or a grammar in Lark's syntax.
 
-`llguidance` says after each token which ones may follow. Whoever asks is not trusted: texts are bounded before they are
-compiled, and compiling is bounded in steps, memory and depth of the stack.
+Whoever asks is not trusted: what is compiled (`matching`) is bounded here before.
 """
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, get_args
 
 from prolepsis.errors import InputError
-from prolepsis.model.tokenizer import Tokenizer, require_encodable
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+from prolepsis.model.tokenizer import require_encodable
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
@@ -31,12 +22,6 @@ MAX_DEPTH = 64
 MAX_PATTERNS = 1 << 12
 """Most characters of regular expressions, all together."""
 
-KEPT = 8
-"""Compiled grammars that are kept for the next request that asks for the same."""
-
-_STACK = 1 << 28  # a chain of 1,000 to 3,000 $refs overflows 8 MiB, and that would end the process
-_FORCED = 512
-_LIMITS = {"max_lexer_states": 1 << 15, "max_grammar_size": 1 << 17, "initial_lexer_fuel": 1 << 19}
 # Between the parts of a JSON text: without a bound, small models write spaces and new lines without end.
 _SPACE, _SPACE_OR_LINE = " ?", "( |\\n[ ]{0,40})?"
 
@@ -85,139 +70,6 @@ class Grammar:
 _KINDS = ", ".join(get_args(Kind))
 
 
-class Matcher:
-    """Where one output stands in its grammar."""
-
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, eos_ids: frozenset[int], source: str) -> None:
-        self._matcher, self._vocab_size, self._eos_ids, self._source = matcher, vocab_size, eos_ids, source
-        self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
-        self._ended = False
-        self._broken = threading.Event()  # of all copies: they have the states of the lexer in common
-
-    def copy(self, source: str | None = None) -> "Matcher":
-        """The same, to go on by itself; errors name `source`, if given."""
-        other = Matcher(self._matcher.deep_copy(), self._vocab_size, self._eos_ids, source or self._source)
-        other._ended, other._broken = self._ended, self._broken
-        return other
-
-    def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [vocab], with -inf for every token that may not follow; once the output is complete, and can go on in
-        no way, only end-of-sequence tokens may. After one of these anything may.
-
-        Raises InputError where the grammar has become too complex.
-        """
-        if self._ended:
-            return logits
-        allowed = self.allowed()
-        masked = np.full_like(logits, -np.inf)
-        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed)
-        return masked
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """bool [tokens of the tokenizer]: which ones may follow. Raises InputError as `mask`."""
-        from llguidance.numpy import fill_next_token_bitmask
-
-        fill_next_token_bitmask(self._matcher, self._bits)
-        self._check()
-        return np.unpackbits(self._bits[0].view(np.uint8), bitorder="little", count=self._vocab_size).view(np.bool_)
-
-    def accept(self, token: int) -> None:
-        """Go on after a token that may follow. Raises InputError as `mask`."""
-        if not self._ended:
-            self._matcher.consume_token(token)
-            self._check()
-            self._ended = token in self._eos_ids
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it, or a copy, has come upon a limit."""
-        return self._broken.is_set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output may end here."""
-        return self._ended or bool(self._matcher.is_accepting())
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            self._broken.set()
-            raise fault(self._source, _reason(self._matcher.get_error()))
-
-
-class GrammarCompiler:
-    """Makes matchers for one model. For use by several threads at once."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Nothing is built before it is needed."""
-        self._tokenizer = tokenizer
-        self._ll_tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
-        self._keeping, self._compiling = threading.Lock(), threading.Lock()
-
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the beginning of an output. Compiling takes milliseconds, for the largest grammars some
-        seconds; one of the last `KEPT` grammars takes microseconds.
-
-        Raises InputError, which names the grammar's source, for one that cannot be compiled.
-        """
-        found = self._find(grammar)
-        if found is None:
-            with self._compiling:
-                found = self._find(grammar) or self._compile(grammar)
-        return found.copy(grammar.source)
-
-    def prepare(self) -> None:
-        """Build what every grammar needs, where the model's outputs can end at all."""
-        if self._tokenizer.eos_ids:
-            with self._compiling:
-                self._vocabulary("")
-
-    def _vocabulary(self, source: str) -> "LLTokenizer":
-        if self._ll_tokenizer is None:
-            self._ll_tokenizer = _ll_tokenizer(self._tokenizer, source)
-        return self._ll_tokenizer
-
-    def _find(self, grammar: Grammar) -> Matcher | None:
-        with self._keeping:
-            found = self._kept.pop(grammar, None)
-            if found is None or found.is_broken:
-                return None
-            self._kept[grammar] = found
-            return found
-
-    def _compile(self, grammar: Grammar) -> Matcher:
-        text = _ll_grammar(grammar)
-        made: list[Matcher | BaseException] = []
-
-        def compile_() -> None:
-            try:
-                made.append(self._new_matcher(text, grammar.source))
-            except BaseException as error:  # a panic of the library is no Exception
-                made.append(error)
-
-        _run_with_stack(compile_)
-        matcher = made[0]
-        if isinstance(matcher, InputError):
-            raise matcher
-        if isinstance(matcher, BaseException):
-            raise fault(grammar.source, _reason(str(matcher))) from matcher
-        with self._keeping:
-            self._kept[grammar] = matcher
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return matcher
-
-    def _new_matcher(self, text: str, source: str) -> Matcher:
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(verbose_errors=False, **_LIMITS)
-        ll_matcher = LLMatcher(self._vocabulary(source), text, limits=limits, log_level=0)
-        matcher = Matcher(ll_matcher, self._tokenizer.vocab_size, self._tokenizer.eos_ids, source)
-        if not matcher.allowed().any():
-            raise fault(source, "no output can follow the grammar")
-        return matcher
-
-
 def check_schema(schema: object, source: str) -> None:
     """Raise InputError, which names `source`, for what is no schema, or too large to be compiled."""
     if not isinstance(schema, dict | bool):
@@ -243,38 +95,20 @@ def check_schema(schema: object, source: str) -> None:
 
 
 def embedded(schema: object, *, strict: bool, lines: bool = True) -> str:
-    """A schema as it stands in a grammar, after `%json`. lines: whether the JSON may have more than one."""
-    return json.dumps(_guided(schema, strict, _SPACE_OR_LINE if lines else _SPACE))
-
-
-def _pattern_length(schema: dict[str, Any]) -> int:
-    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
-    keys = sum(map(len, properties)) if isinstance(properties, dict) else 0
-    return keys + (len(pattern) if isinstance(pattern, str) else 0)
-
-
-def _guided(schema: object, strict: bool, space: str = _SPACE_OR_LINE) -> object:
-    """A schema with what it has no say in."""
-    options = {"whitespace_pattern": space, "lenient": not strict, "coerce_one_of": not strict}
+    """A schema as llguidance takes it, with what it has no say in. strict: as of `Grammar`. lines: whether the JSON may
+    have several."""
+    options = {
+        "whitespace_pattern": _SPACE_OR_LINE if lines else _SPACE,
+        "lenient": not strict,
+        "coerce_one_of": not strict,
+    }
     if schema is True:
         schema = {}
-    return schema | {"x-guidance": options} if isinstance(schema, dict) else schema
+    return json.dumps(schema | {"x-guidance": options} if isinstance(schema, dict) else schema)
 
 
-def _ll_grammar(grammar: Grammar) -> str:
-    from llguidance import LLMatcher
-
-    if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(grammar.text)
-    if grammar.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(map(json.dumps, json.loads(grammar.text))))
-    schema = {"type": "object"} if grammar.kind == "json_object" else _parsed_schema(grammar)
-    return LLMatcher.grammar_from_json_schema(json.dumps(_guided(schema, grammar.strict)))
-
-
-def _parsed_schema(grammar: Grammar) -> object:
+def parsed_schema(grammar: Grammar) -> object:
+    """The schema of a grammar of that kind. Raises InputError where it is none, or too large."""
     try:
         schema = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
@@ -283,44 +117,10 @@ def _parsed_schema(grammar: Grammar) -> object:
     return schema
 
 
-def _ll_tokenizer(tokenizer: Tokenizer, source: str) -> "LLTokenizer":
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    if not tokenizer.eos_ids:
-        raise fault(source, "the model has no end-of-sequence token, so no output could end")
-    wrapper = TokenizerWrapper(_Vocabulary(tokenizer))
-    return LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eos_ids))
-
-
-class _Vocabulary:
-    """A tokenizer as llguidance wants to see one."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id, self.bos_token_id = min(tokenizer.eos_ids), tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_tokens.values())
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Ids of what has to follow. The first is used, and asked for with every token, so the beginning will do."""
-        return self._tokenizer.encode(text[:_FORCED].decode("utf-8", "ignore"), add_bos=False)
-
-
-def _run_with_stack(function: Any) -> None:
-    """Run it in a thread of its own, with room for deep recursion."""
-    before = threading.stack_size(_STACK)
-    try:
-        thread = threading.Thread(target=function, name="prolepsis-grammar")
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-
-
-def _reason(error: str) -> str:
-    """What went wrong, in one line of bounded length."""
-    told = " ".join(error.partition("<backtrace>")[0].removeprefix("panic: ").split())
-    return f"{told:.200}" or "the grammar cannot be used"
+def _pattern_length(schema: dict[str, Any]) -> int:
+    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    keys = sum(map(len, properties)) if isinstance(properties, dict) else 0
+    return keys + (len(pattern) if isinstance(pattern, str) else 0)
 
 
 def fault(source: str, message: str) -> InputError:

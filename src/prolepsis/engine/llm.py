@@ -17,8 +17,8 @@ from prolepsis.engine.beam_search import BeamParams
 from prolepsis.engine.completion import Completion, Delta, best
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
-from prolepsis.engine.grammar import GrammarCompiler, Matcher
 from prolepsis.engine.interrupts import deferred
+from prolepsis.engine.matching import GrammarCompiler, Matcher
 from prolepsis.engine.memory import RECENT_IN_PASS, new_cache
 from prolepsis.engine.request import Request
 from prolepsis.engine.rng import fresh_seed

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.draft_chooser import DraftChooser
-from prolepsis.engine.grammar import Matcher
+from prolepsis.engine.matching import Matcher
 from prolepsis.engine.sampler import SampledToken, Sampler, with_logprobs
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.sequence import Sequence

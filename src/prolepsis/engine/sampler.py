@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.engine import rng
-from prolepsis.engine.grammar import Matcher
+from prolepsis.engine.matching import Matcher
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.errors import InputError, ModelFileError
 from prolepsis.kernels.ranking import most_probable

@@ -5,275 +5,42 @@ was cut. Text that may turn out to be the beginning of a call is held back until
 no call is text. A call is told as soon as its name is known, its arguments as they come, just as the model writes them.
 """
 
-import json
 import re
-from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
-from typing import Literal, NamedTuple
+from collections.abc import Collection
+from typing import Literal
 
 from prolepsis.model.tool_prompt import CALL, CALL_END
+from prolepsis.serve.tool_reader import NoCall, Routine, ToolReader
 
 FormatName = Literal["hermes", "llama3", "mistral"]
 TOOL_CALLS, ARGS, PYTHON_TAG = "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 _MOST_HEAD = 512
-_MOST_SPACE = 256  # before a call it is left out
-_Routine = Generator[None, str, None]
-_TextRoutine = Generator[None, str, str]
 
 
-class Text(NamedTuple):
-    """More of what the model says."""
-
-    text: str
-
-
-class Call(NamedTuple):
-    """The model calls a function, its arguments are to come. `number`: of the call, from 0 on."""
-
-    number: int
-    name: str
-
-
-class Arguments(NamedTuple):
-    """More of the arguments of a call, in JSON."""
-
-    number: int
-    text: str
-
-
-Event = Text | Call | Arguments
-
-
-class ToolParser:
-    """Reads one output. Not for use after `finish`."""
+class ToolParser(ToolReader):
+    """Finds the calls of one output, in the format `form`."""
 
     def __init__(self, form: FormatName, names: Collection[str], most_calls: int | None = None) -> None:
-        """names: of the tools there are. most_calls: those that come after so many are left out."""
-        self._names, self._most_calls = names, most_calls
-        self._events: list[Event] = []
-        self._calls = 0
-        self._muted = self._opened = False
-        self._raw: list[str] = []  # of the call that is being read, to be told as text if it is none
-        self._back: list[str] = []
-        self._ended = False
-        routines: dict[FormatName, Callable[[], _Routine]] = {
-            "hermes": self._hermes,
-            "llama3": self._llama3,
-            "mistral": self._mistral,
-        }
-        self._routine = routines[form]()
-        next(self._routine)
+        """See `ToolReader`."""
+        self._form = form
+        super().__init__(names, most_calls)
 
-    def push(self, text: str) -> list[Event]:
-        """What is known with more of the text."""
-        for character in text:
-            self._routine.send(character)
-        return self._taken()
+    def _read(self) -> Routine:
+        return {"hermes": self._hermes, "llama3": self._llama3, "mistral": self._mistral}[self._form]()
 
-    def finish(self) -> list[Event]:
-        """What is left when no more text comes."""
-        self._ended = True
-        with suppress(StopIteration):
-            self._routine.send("")
-        return self._taken()
-
-    @property
-    def num_calls(self) -> int:
-        """Calls told so far."""
-        return self._calls
-
-    # What every format is made of. A routine gets "" at the end of the text.
-
-    def _next(self) -> _TextRoutine:
-        if self._back:
-            character = self._back.pop()
-        elif self._ended:
-            return ""
-        else:
-            character = yield
-        self._raw.append(character)
-        return character
-
-    def _unread(self, text: str) -> None:
-        self._back.extend(reversed(text))
-        del self._raw[len(self._raw) - len(text) :]
-
-    def _visible(self) -> _TextRoutine:
-        """The next character that is not white space."""
-        while (character := (yield from self._next())).isspace():
-            pass
-        return character
-
-    def _text(self, marker: str) -> Generator[None, str, bool]:
-        """Tell text up to a marker. False: it has not come."""
-        held = ""
-        while True:
-            character = yield from self._next()
-            if not character:
-                self._tell(Text(held.rstrip() if self._calls else held))
-                return False
-            held += character
-            if held.endswith(marker):
-                self._tell(Text(held[: -len(marker)].rstrip()))
-                gap = held[len(held[: -len(marker)].rstrip()) :]
-                self._raw = [gap]
-                return True
-            safe = len(held) - _open_length(held, marker)
-            if len(held) < _MOST_SPACE:
-                safe = len(held[:safe].rstrip())
-            self._tell(Text(held[:safe]))
-            held = held[safe:]
-            self._raw.clear()
-
-    def _attempt(self, call: _Routine, end: str) -> _Routine:
-        """Read what should be a call, and `end` after it, which may be missing."""
-        self._opened = False
-        try:
-            yield from call
-        except _NoCall:
-            if not self._opened:
-                self._tell(Text("".join(self._raw)))
-            else:
-                yield from self._skip(end)
-        else:
-            yield from self._past(end)
-
-    def _past(self, end: str) -> _Routine:
-        read = ""
-        while end and read.lstrip() != end:
-            character = yield from self._next()
-            read += character
-            if not character or not end.startswith(read.lstrip()):
-                self._unread(read)
-                return
-
-    def _skip(self, end: str) -> _Routine:
-        """Drop the rest of a call that was told already and then went wrong."""
-        dropped = ""
-        while not end or not dropped.endswith(end):
-            character = yield from self._next()
-            if not character:
-                return
-            dropped = (dropped + character)[-len(end) :] if end else ""
-
-    def _object(self, *, known: bool) -> _Routine:
-        """A call as a JSON object, whose { was read. known: only that of a tool there is."""
-        self._opened, opened = False, False
-        arguments: list[str] | None = None
-        while (character := (yield from self._visible())) != "}":
-            if character == ",":
-                continue
-            key = yield from self._string(character)
-            if (yield from self._visible()) != ":":
-                raise _NoCall
-            if key == "name" and not opened:
-                name = yield from self._string((yield from self._visible()))
-                if not name or (known and name not in self._names):
-                    raise _NoCall
-                self._open(name)
-                opened = True
-                self._tell_arguments("".join(arguments or ()))
-            elif key in ("arguments", "parameters") and arguments is None:
-                arguments = []
-                yield from self._value(self._tell_arguments if opened else arguments.append)
-            else:
-                yield from self._value(_ignore)
-        if not opened:
-            raise _NoCall
-        if arguments is None:
-            self._tell_arguments("{}")
-
-    def _string(self, quote: str) -> _TextRoutine:
-        """The value of a JSON string, of which the first character was read."""
-        if quote != '"':
-            raise _NoCall
-        raw = quote
-        while True:
-            character = yield from self._next()
-            if not character:
-                raise _NoCall
-            raw += character
-            if character == "\\":
-                raw += yield from self._next()
-            elif character == '"':
-                return _parsed_string(raw)
-
-    def _value(self, tell: Callable[[str], object]) -> _Routine:
-        """Tell a JSON value as it comes; one that is a string, what it holds; null, an empty object."""
-        first = yield from self._visible()
-        if first == '"':
-            tell((yield from self._string(first)))
-        elif first and first in "{[":
-            yield from self._container(first, tell)
-        else:
-            scalar = ""
-            while first and first not in ",}]" and not first.isspace():
-                scalar += first
-                first = yield from self._next()
-            if not first or not scalar:
-                raise _NoCall
-            self._unread(first)
-            tell("{}" if scalar == "null" else scalar)
-
-    def _container(self, first: str, tell: Callable[[str], object]) -> _Routine:
-        tell(first)
-        depth, quoted = 1, False
-        while depth:
-            character = yield from self._next()
-            if not character:
-                raise _NoCall
-            tell(character)
-            if quoted and character == "\\":
-                tell((yield from self._next()))
-            elif character == '"':
-                quoted = not quoted
-            elif not quoted:
-                depth += (character in "{[") - (character in "}]")
-
-    def _open(self, name: str) -> None:
-        self._opened = True
-        self._muted = self._most_calls is not None and self._calls >= self._most_calls
-        if not self._muted:
-            self._tell(Call(self._calls, name))
-            self._calls += 1
-
-    def _tell_arguments(self, text: str) -> None:
-        if not self._muted:
-            self._tell(Arguments(self._calls - 1, text))
-
-    def _tell(self, event: Event) -> None:
-        if isinstance(event, Call) or event.text:
-            self._events.append(event)
-
-    def _taken(self) -> list[Event]:
-        """The events since the last time, those that go together as one."""
-        joined: list[Event] = []
-        for event in self._events:
-            last = joined[-1] if joined else None
-            if isinstance(event, Text) and isinstance(last, Text):
-                joined[-1] = Text(last.text + event.text)
-            elif isinstance(event, Arguments) and isinstance(last, Arguments) and event.number == last.number:
-                joined[-1] = Arguments(event.number, last.text + event.text)
-            else:
-                joined.append(event)
-        self._events = []
-        return joined
-
-    # The formats.
-
-    def _hermes(self) -> _Routine:
+    def _hermes(self) -> Routine:
         """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, each call in its own."""
         while (yield from self._text(CALL)):
             yield from self._attempt(self._hermes_call(), CALL_END)
 
-    def _hermes_call(self) -> _Routine:
+    def _hermes_call(self) -> Routine:
         if (yield from self._visible()) != "{":
-            raise _NoCall
+            raise NoCall
         yield from self._object(known=False)
 
-    def _llama3(self) -> _Routine:
+    def _llama3(self) -> Routine:
         """{"name": ..., "parameters": {...}} and nothing before it, or after <|python_tag|>; more of them after a ;."""
         first = yield from self._visible()
         self._unread("".join(self._raw))
@@ -282,7 +49,7 @@ class ToolParser:
         while (yield from self._text(PYTHON_TAG)):
             yield from self._llama3_calls(known=False)
 
-    def _llama3_calls(self, *, known: bool) -> _Routine:
+    def _llama3_calls(self, *, known: bool) -> Routine:
         more = True
         while more:
             yield from self._attempt(self._llama3_call(known), "")
@@ -293,17 +60,17 @@ class ToolParser:
                 if not more:
                     self._unread("".join(self._raw))
 
-    def _llama3_call(self, known: bool) -> _Routine:
+    def _llama3_call(self, known: bool) -> Routine:
         if (yield from self._visible()) != "{":
-            raise _NoCall
+            raise NoCall
         yield from self._object(known=known)
 
-    def _mistral(self) -> _Routine:
+    def _mistral(self) -> Routine:
         """[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...} for each call."""
         while (yield from self._text(TOOL_CALLS)):
             yield from self._attempt(self._mistral_calls(), "")
 
-    def _mistral_calls(self) -> _Routine:
+    def _mistral_calls(self) -> Routine:
         first = yield from self._visible()
         if first == "{":
             yield from self._object(known=False)
@@ -313,7 +80,7 @@ class ToolParser:
                     yield from self._object(known=False)
                     self._raw = []
                 elif character != ",":
-                    raise _NoCall
+                    raise NoCall
         else:
             head = ""
             while first and first != "{" and len(head) < _MOST_HEAD:
@@ -321,26 +88,6 @@ class ToolParser:
                 first = yield from self._next()
             name = head.partition("[")[0].strip()  # an id of the call may come before [ARGS]
             if first != "{" or not NAME.fullmatch(name):
-                raise _NoCall
+                raise NoCall
             self._open(name)
             yield from self._container(first, self._tell_arguments)
-
-
-class _NoCall(Exception):
-    """What was taken for a call is none, or is cut off."""
-
-
-def _parsed_string(raw: str) -> str:
-    try:
-        return str(json.loads(raw, strict=False))
-    except ValueError:
-        raise _NoCall from None
-
-
-def _open_length(text: str, marker: str) -> int:
-    """Length of the longest end of `text` with which `marker` begins."""
-    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
-
-
-def _ignore(_: str) -> None:
-    pass

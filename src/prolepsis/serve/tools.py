@@ -12,7 +12,8 @@ from prolepsis.errors import InputError
 from prolepsis.serve.response_format import grammar_of
 from prolepsis.serve.schemas import ChatBody
 from prolepsis.serve.tool_formats import MAX_CALLS, Tool, ToolFormat, tool_format
-from prolepsis.serve.tool_parser import NAME, Arguments, Call, Event, Text, ToolParser
+from prolepsis.serve.tool_parser import NAME, ToolParser
+from prolepsis.serve.tool_reader import Arguments, Call, Event, Text
 
 MAX_TOOLS = 128
 

@@ -250,3 +250,9 @@ def test_more_prompts_than_rows_in_a_pass_are_all_finished(tiny: Path) -> None:
     assert {(len(c.token_ids), c.finish_reason) for c in many} == {(4, "length")}
     assert many[299].token_ids == llm.generate([299], params)[0].token_ids
     llm.kv_cache.check([])
+
+
+def test_names_of_control_tokens_are_shown_where_they_are_asked_for(llm):
+    for skip, text in ((True, ""), (False, "<|im_start|><|im_start|>")):
+        params = SamplingParams(temperature=0, max_tokens=2, logit_bias={1: 100}, skip_special_tokens=skip)
+        assert llm.generate("a", params)[0].text == text

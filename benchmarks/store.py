@@ -29,7 +29,7 @@ from prolepsis.engine.kv_store import KVStore
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.store import open_tiers
 
-ANSWER, QUESTION, GENERATED = 32, 48, 200
+ANSWER, QUESTION, GENERATED = 32, 48, 1000
 
 
 def greedy(tokens: int) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,21 @@ def test_text_that_is_no_unicode_is_refused(tmp_path):
     for call in (ours.encode, lambda text: ours.split_special(text, parse_special=True)):
         with pytest.raises(InputError, match=r"unpaired surrogate U\+D800 at position 1"):
             call("a\ud800")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(small, tmp_path):
+    source = Path(__file__).read_text("utf-8") * 60
+    for tokenizer in (small, loaded(tmp_path, Backend.from_file(str(PAIR)))):
+        turns, begun = 0, threading.Event()
+
+        def encode(tokenizer: Tokenizer = tokenizer, begun: threading.Event = begun) -> None:
+            begun.set()
+            tokenizer.encode(source)
+
+        thread = threading.Thread(target=encode)
+        thread.start()
+        begun.wait()
+        while thread.is_alive():
+            thread.join(0.001)
+            turns += 1
+        assert turns > 10

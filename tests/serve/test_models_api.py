@@ -72,6 +72,8 @@ def test_messages_to_tokens(post: Any, tiny_llm: LLM) -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "x " * 1_000_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x " * 1_000_000}]}, "messages"),
         ("/detokenize", {"tokens": [5000]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [1.5]}, "tokens[0]"),

@@ -108,7 +108,8 @@ class ByteLevelBPE:
         self._backend = new_backend(vocabulary, merges, pre)
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        # Of the library's calls, those for batches let other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def spelled_bytes(self, token: str) -> bytes:
         """The bytes a token's text stands for."""

@@ -129,7 +129,8 @@ class JsonTextModel:
             backend = self._after_special() if continues else self.backend
             with _refusals(self._path, "encode text with"):
                 backend.encode_special_tokens = not parse_special
-                return backend.encode(text, add_special_tokens=False)
+                # As in `byte_bpe`: other threads run meanwhile. The fast call would tell no offsets.
+                return backend.encode_batch([text], add_special_tokens=False)[0]
 
     def around(self) -> list[int]:
         """Ids that the tokenizer puts around a text of its own accord."""

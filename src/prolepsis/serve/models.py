@@ -68,9 +68,11 @@ async def tokenize(body: TokenizeBody, state: State) -> Response:
 
 def _tokens(llm: LLM, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
-        return encode_chat(llm.tokenizer, llm.chat_template, messages_of(body.messages), tools=told_tools(body.tools))
-    has_bos = body.add_special_tokens and llm.tokenizer.add_bos
-    return llm.tokenizer.encode(body.prompt or "", add_bos=has_bos)
+        messages, tools = messages_of(body.messages), told_tools(body.tools)
+        return encode_chat(llm.tokenizer, llm.chat_template, messages, tools=tools, max_tokens=llm.max_context)
+    text = body.prompt or ""
+    llm.tokenizer.require_at_most(llm.max_context, text)
+    return llm.tokenizer.encode(text, add_bos=body.add_special_tokens and llm.tokenizer.add_bos)
 
 
 @router.post("/detokenize")

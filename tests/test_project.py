@@ -140,6 +140,7 @@ def without_code(document: Path) -> str:
 @needs_sources
 def test_both_readmes_have_the_same_sections_figures_links_and_tables() -> None:
     english, korean = map(sections, READMES)
+    korean = [re.sub(r"(\d+)억 ([\d,]+)만", in_millions, part) for part in korean]
     assert [re.match("#*", part)[0] for part in english] == [re.match("#*", part)[0] for part in korean]
     for ours, theirs in zip(english, korean, strict=True):
         for kind in (r"\d(?:[\d,.]*\d)?", r"`[^`]+`", r"\]\((?!README)[^)]+\)", r"\(code\)"):
@@ -148,6 +149,11 @@ def test_both_readmes_have_the_same_sections_figures_links_and_tables() -> None:
         rows = [[line.count("|") for line in part.splitlines() if line.startswith("|")] for part in (ours, theirs)]
         assert rows[0] == rows[1], theirs[:80]
         assert table_figures(ours) == table_figures(theirs), theirs[:80]
+
+
+def in_millions(found: re.Match[str]) -> str:
+    """Korean counts by ten thousands, and hundreds of millions."""
+    return str(int(found[1]) * 100 + int(found[2].replace(",", "")) // 100)
 
 
 def table_figures(section: str) -> list[list[str]]:

@@ -298,9 +298,9 @@ def test_closing_ends_what_runs(engine: AsyncEngine, llm: LLM, monkeypatch: pyte
         assert threads() == []
         with pytest.raises(ProlepsisError, match="closed before"):
             await tokens(running)
-        with pytest.raises(ProlepsisError, match="is closed"):
+        with pytest.raises(ProlepsisError, match="was closed"):
             await tokens(unread)
-        with pytest.raises(ProlepsisError, match="is closed"):
+        with pytest.raises(ProlepsisError, match="was closed"):
             engine.generate([1, 2], ENDLESS)
 
     run(work())
@@ -378,3 +378,20 @@ def test_calls_of_a_closed_engine_are_refused(engine: AsyncEngine) -> None:
             await engine.call(threads)
 
     run(calls())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_whose_thread_has_failed_says_so(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("unforeseen")
+
+    async def work() -> None:
+        assert engine.is_open
+        monkeypatch.setattr(engine._worker, "_step", broken)
+        with pytest.raises(ProlepsisError, match="has failed"):
+            await tokens(engine.generate(PROMPTS[0], ENDLESS))
+        assert not engine.is_open
+        with pytest.raises(ProlepsisError, match="has failed"):
+            engine.generate(PROMPTS[0], ENDLESS)
+
+    run(work())

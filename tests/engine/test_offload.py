@@ -228,6 +228,24 @@ def test_a_tier_that_does_not_answer_costs_a_bounded_wait(llm: LLM, monkeypatch:
     run(work())
 
 
+def test_without_threads_to_restore_all_is_computed(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        store = KVStore(llm, tiers)
+        async with AsyncEngine(llm, store) as engine:
+            offload = engine._worker.offload
+            assert offload is not None
+            monkeypatch.setattr(offload._restorer._workers, "submit", submit)
+            assert (await tokens_of(engine, PROMPT))[1] == 0
+            assert await engine.prefetch([5, *PROMPT]) is None
+            assert engine.is_open
+            assert store.statistics().failures == 2
+
+    run(work())
+
+
 def test_a_request_that_is_cancelled_while_it_is_restored_leaves_nothing(llm: LLM) -> None:
     tier = Stuck()
 

@@ -38,6 +38,11 @@ class AsyncEngine:
         self._worker = Worker(llm.engine, store)
         self._stop = weakref.finalize(self, self._worker.stop)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests: not after `close`, nor once its thread has failed."""
+        return self._worker.is_open
+
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> "Stream":

@@ -39,7 +39,7 @@ class Offload:
             self._followers.setdefault(request.leader, []).append(queue)
             return True
         tokens = request.sequence.tokens[:-1]
-        restore = self._restorer.begin(tokens, request.cache_salt, partial(self._restored, request, queue))
+        restore = self._begin(tokens, request.cache_salt, partial(self._restored, request, queue))
         if restore is None:
             return False
         self._open[request] = restore
@@ -61,8 +61,9 @@ class Offload:
             self.writer.add(tokens[:known], request.cache_salt)
 
     def restore(self, tokens: list[int], salt: str, done: Callable[[RestorePlan], None]) -> bool:
-        """Bring `tokens` into the pool, for requests to come. False: they are there, and `done` is not called."""
-        return self._restorer.begin(tokens, salt, done) is not None
+        """Bring `tokens` into the pool, for requests to come. False: they are there, or it fails at once, and `done` is
+        not called."""
+        return self._begin(tokens, salt, done) is not None
 
     def stepped(self, rows: int, seconds: float, told: bool) -> None:
         """A pass of so many rows has ended. told: whether it brought tokens."""
@@ -100,6 +101,13 @@ class Offload:
         """Wait for the threads to end, once no order is taken any more: nothing uses the store afterwards."""
         self._restorer.join()
         self.writer.join()
+
+    def _begin(self, tokens: list[int], salt: str, done: Callable[[RestorePlan], None]) -> Restore | None:
+        try:
+            return self._restorer.begin(tokens, salt, done)
+        except Exception:  # no thread can be started, say: it is not worth the engine's thread, all can be computed
+            self.store.count.add(failures=1)
+            return None
 
     def _restored(self, request: Request, queue: Callable[[], None], plan: RestorePlan) -> None:
         if self._open.pop(request, None) is None:

@@ -67,7 +67,7 @@ class Restorer:
     def begin(self, tokens: list[int], salt: str, done: Done) -> Restore | None:
         """Begin to restore, and call `done` with the outcome in the engine's thread; None where too little is missing.
 
-        After a bounded time `done` is called in any case.
+        After a bounded time `done` is called in any case. May raise RuntimeError where no thread can be started.
         """
         held = self._prefix.known([*tokens, 0], salt)
         if len(tokens) - held < _FEWEST:
@@ -76,8 +76,12 @@ class Restorer:
         recompute = (len(tokens) - held) * self._store.planner.prefill_s
         deadline = now + max(_SHORTEST_WAIT, 2 * recompute)
         restore = Restore(tokens, salt, done, RestorePlan("nothing_stored", held), now, deadline)
+        try:
+            self._workers.submit(self._work, restore)
+        except BaseException:
+            restore.abandoned = True  # the pool queues it before it starts a thread
+            raise
         self._open[restore] = None
-        self._workers.submit(self._work, restore)
         return restore
 
     def cancel(self, restore: Restore) -> None:

@@ -51,6 +51,7 @@ class Worker:
         self.stopped.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
         self._engine = engine
         self._closed = False
+        self._failure: BaseException | None = None
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._readers: dict[Task, Reader] = {}
         self._held_back: dict[Request, Reader] = {}
@@ -60,9 +61,14 @@ class Worker:
         self._thread.start()
 
     def require_open(self) -> None:
-        """Raises ProlepsisError once the thread takes no orders any more."""
+        """Raises ProlepsisError once the thread takes no orders any more, because it was told so or has failed."""
         if self._closed:
-            raise ProlepsisError("the engine is closed")
+            raise ProlepsisError(f"the engine {self._end_of_it()}") from self._failure
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `require_open` would let pass."""
+        return not self._closed
 
     def add(self, reader: Reader) -> None:
         """Queue a request. Its reader gets InputError if it cannot be. Raises ProlepsisError as `require_open`."""
@@ -103,6 +109,9 @@ class Worker:
         try:
             while self._obey():
                 self._step()
+        except BaseException as error:
+            self._failure = error
+            raise
         finally:
             self._end()
 
@@ -198,6 +207,9 @@ class Worker:
                 for reader, _ in part:
                     self._cancel(reader)
 
+    def _end_of_it(self) -> str:
+        return "was closed" if self._failure is None else f"has failed ({self._failure!r})"
+
     def _fail(self, readers: list[Reader], why: str, cause: BaseException | None = None) -> None:
         news: _News = []
         for reader in readers:
@@ -211,11 +223,11 @@ class Worker:
             self._tell(news)
 
     def _end(self) -> None:
-        why = "the engine was closed before the request had ended"
-        if self.offload is not None:
-            self.offload.close()
         self._closed = True
+        why = f"the engine {self._end_of_it()} before the request had ended"
         try:
+            if self.offload is not None:
+                self.offload.close()
             self._fail([*self._readers.values(), *self._held_back.values()], why)
             while True:
                 order = self._orders.get(block=False)

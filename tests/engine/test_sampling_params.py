@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,9 @@ from prolepsis.errors import InputError
         ("max_tokens", 0),
         ("seed", -1),
         ("seed", 1 << 64),
+        ("stop_token_ids", [5] * 1025),
+        ("stop_token_ids", [1 << 31]),
+        ("logit_bias", {1 << 64: 1.0}),
         ("logprobs", -1),
         ("logprobs", 21),
     ],
@@ -80,3 +84,12 @@ def test_what_is_no_list_is_refused_by_name_and_none_is_an_empty_one(field: str)
     assert not getattr(SamplingParams(**{field: None}), field)
     with pytest.raises(InputError, match=f"{field} must .*not 5"):
         SamplingParams(**{field: 5})
+
+
+def test_the_samples_of_a_prompt_differ_in_their_seeds_only():
+    params = SamplingParams(seed=(1 << 64) - 1, n=2, logit_bias={7: 1.5, 3: -2.0}, stop_token_ids=[9])
+    bias = params.bias
+    assert (bias.tokens.tolist(), bias.values.tolist()) == ([7, 3], [1.5, -2.0])
+    assert params.of_sample(0) == params
+    assert params.of_sample(1) == replace(params, seed=0)
+    assert params.of_sample(1).bias is bias

@@ -124,6 +124,13 @@ def test_damage_is_told_and_deleted(value: bytes | str, server: RedisServer, tie
     assert tier.get(key(2)) == b"other"
 
 
+def test_a_list_in_place_of_an_entry_is_no_failure_of_the_server(server: RedisServer, tier: RedisTier) -> None:
+    redis.Redis(port=server.port).rpush(f"prolepsis:{key(1)}", b"x")
+    assert tier.size(key(1)) is None
+    tier.put(key(1), b"abc")
+    assert tier.get(key(1)) == b"abc"
+
+
 def test_what_others_keep_on_the_server_is_left_alone(server: RedisServer, tier: RedisTier) -> None:
     client = redis.Redis(port=server.port)
     client.set("theirs", b"x")

@@ -24,6 +24,7 @@ from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.serve.options import ServeOptions
 
 _ACCESS, _LIMITS, _LOGS = "Who may use it", "Limits", "Logs"
+_LONGEST = 86400  # seconds
 
 
 def serve(
@@ -70,22 +71,23 @@ def serve(
         int, typer.Option(help="Connections at once.", min=1, rich_help_panel=_LIMITS)
     ] = ServeOptions.max_connections,
     header_timeout: Annotated[
-        float, typer.Option(help="Seconds for the headers to come.", min=0.1, rich_help_panel=_LIMITS)
+        float, typer.Option(help="Seconds for the headers to come.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
     ] = ServeOptions.header_timeout,
     body_timeout: Annotated[
-        float, typer.Option(help="Seconds for the body to come.", min=0.1, rich_help_panel=_LIMITS)
+        float, typer.Option(help="Seconds for the body to come.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
     ] = ServeOptions.body_timeout,
     send_timeout: Annotated[
-        float, typer.Option(help="Seconds a client may stop reading.", min=0.1, rich_help_panel=_LIMITS)
+        float, typer.Option(help="Seconds a client may stop reading.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
     ] = ServeOptions.send_timeout,
     keep_alive_timeout: Annotated[
-        int, typer.Option(help="Seconds a connection may idle.", min=0, rich_help_panel=_LIMITS)
+        int, typer.Option(help="Seconds a connection may idle.", min=0, max=_LONGEST, rich_help_panel=_LIMITS)
     ] = ServeOptions.keep_alive_timeout,
     request_timeout: Annotated[
-        float, typer.Option(help="Seconds for a whole request.", min=0.1, rich_help_panel=_LIMITS)
+        float, typer.Option(help="Seconds for a whole request.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
     ] = ServeOptions.request_timeout,
     drain_timeout: Annotated[
-        float, typer.Option(help="Seconds for open requests once told to end.", min=0, rich_help_panel=_LIMITS)
+        float,
+        typer.Option(help="Seconds for open requests once told to end.", min=0, max=_LONGEST, rich_help_panel=_LIMITS),
     ] = ServeOptions.drain_timeout,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.", rich_help_panel=_LOGS)] = False,
     log_prompts: Annotated[

@@ -69,7 +69,7 @@ class BeamParams:
         sound = is_int(self.n) and 1 <= self.n <= self.beam_width
         self._check("n", sound, f"must be an integer in 1 .. beam_width ({self.beam_width})")
         self._check("max_tokens", is_int(self.max_tokens) and self.max_tokens >= 1, "must be an integer >= 1")
-        self._check("stop_token_ids", all(map(is_token, self.stop_token_ids)), "must hold token ids >= 0")
+        self._check("stop_token_ids", all(map(is_token, self.stop_token_ids)), "must hold token ids from 0 on")
 
     def _check(self, name: str, sound: bool, rule: str) -> None:
         if not sound:

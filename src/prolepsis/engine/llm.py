@@ -320,8 +320,10 @@ class LLM:
     ) -> list[Request]:
         """`params.samples` requests for one prompt, which is read once. Raises InputError as `new_request` does."""
         base = params if params.seed is not None or params.samples == 1 else replace(params, seed=fresh_seed())
+        if base.logit_bias:
+            _ = base.bias  # made once, for all
         requests = [
-            self.new_request(prompt, replace(base, seed=base.sample_seed(i)), priority=priority, cache_salt=cache_salt)
+            self.new_request(prompt, base.of_sample(i), priority=priority, cache_salt=cache_salt)
             for i in range(params.samples)
         ]
         for follower in requests[1:]:

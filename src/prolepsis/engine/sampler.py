@@ -90,10 +90,10 @@ class Sampler:
         grammar, if they have one. InputError for ids beyond the vocabulary."""
         if (params.grammar is None) != (matcher is None):
             raise InputError("a grammar needs its matcher, and a matcher its grammar")
-        for field, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            beyond = [token for token in tokens if token >= vocab_size]
-            if beyond:
-                raise InputError(f"{field} names token {beyond[0]}, but the vocabulary has {vocab_size}", field=field)
+        highest_biased, highest_stop = params.bias.tokens.max(initial=0), max(params.stop_token_ids, default=0)
+        for field, highest in (("logit_bias", highest_biased), ("stop_token_ids", highest_stop)):
+            if highest >= vocab_size:
+                raise InputError(f"{field} names token {highest}, but the vocabulary has {vocab_size}", field=field)
         self.params = params
         self.seed = rng.fresh_seed() if params.seed is None else params.seed
         """The request's seed, to be reported where it was drawn here."""
@@ -181,7 +181,7 @@ def adjusted_logits(
         return logits
     adjusted = logits.copy()
     if params.logit_bias:
-        adjusted[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), dtype=np.float32)
+        adjusted[params.bias.tokens] += params.bias.values
     if counts is not None and penalised:
         penalise(
             adjusted,

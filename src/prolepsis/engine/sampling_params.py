@@ -2,8 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prolepsis.engine.grammar import Grammar
 from prolepsis.errors import InputError
@@ -15,7 +20,15 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
+MAX_STOP_TOKENS = 1024
 SEED_LIMIT = 1 << 64
+
+
+class Bias(NamedTuple):
+    """Token ids, int64 [n], and what is added to the logit of each, float32 [n]."""
+
+    tokens: NDArray[np.int64]
+    values: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,19 @@ class SamplingParams:
         """The seed of the index-th completion of a prompt; None where each draws its own."""
         return None if self.seed is None else (self.seed + index) % SEED_LIMIT
 
+    @cached_property
+    def bias(self) -> Bias:
+        """`logit_bias` as arrays."""
+        count = len(self.logit_bias)
+        tokens = np.fromiter(self.logit_bias, np.int64, count)
+        return Bias(tokens, np.fromiter(self.logit_bias.values(), np.float32, count))
+
+    def of_sample(self, index: int) -> "SamplingParams":
+        """Those of the index-th completion of a prompt. Nothing is checked again, for there may be many."""
+        params = copy(self)
+        object.__setattr__(params, "seed", self.sample_seed(index))
+        return params
+
     def _check_numbers(self) -> None:
         self._check("temperature", in_range(self.temperature, 0, math.inf), "must be a finite number >= 0")
         self._check(
@@ -121,8 +147,10 @@ class SamplingParams:
         self._check("stop", len(self.stop) <= MAX_STOP_STRINGS, f"must hold at most {MAX_STOP_STRINGS} texts")
         sound = all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_LENGTH for text in self.stop)
         self._check("stop", sound, f"must hold texts of 1 .. {MAX_STOP_LENGTH} characters")
-        self._check("stop_token_ids", all(map(is_token, self.stop_token_ids)), "must hold token ids >= 0")
-        self._check("logit_bias", all(map(is_token, self.logit_bias)), "must map token ids >= 0 to numbers")
+        few = len(self.stop_token_ids) <= MAX_STOP_TOKENS
+        self._check("stop_token_ids", few, f"must hold at most {MAX_STOP_TOKENS} token ids")
+        self._check("stop_token_ids", all(map(is_token, self.stop_token_ids)), "must hold token ids from 0 on")
+        self._check("logit_bias", all(map(is_token, self.logit_bias)), "must map token ids from 0 on to numbers")
         sound = all(in_range(bias, -100, 100) for bias in self.logit_bias.values())
         self._check("logit_bias", sound, "must have every value in -100 .. 100")
 
@@ -143,7 +171,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def is_token(value: object) -> bool:
-    return is_int(value) and value >= 0
+    """Whether `value` may be a token id, which files and kernels hold in 32 bits."""
+    return is_int(value) and 0 <= value < 1 << 31
 
 
 def in_range(value: object, low: float, high: float) -> bool:

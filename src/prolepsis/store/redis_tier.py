@@ -59,7 +59,11 @@ class RedisTier:
     def size(self, key: str) -> int | None:
         """As `Tier.size`."""
         with self._errors():
-            length = self._client.strlen(_PREFIX + key)
+            try:
+                length = self._client.strlen(_PREFIX + key)
+            except redis.exceptions.ResponseError as error:
+                _require_wrong_type(error)
+                return None  # what is put there next takes its place
         return length - HEADER_BYTES if length >= HEADER_BYTES else None
 
     def delete(self, key: str) -> None:
@@ -89,9 +93,8 @@ class RedisTier:
         try:
             return self._client.getrange(_PREFIX + key, 0, LARGEST_FRAME - 1)
         except redis.exceptions.ResponseError as error:
-            if str(error).startswith("WRONGTYPE"):
-                return b"not even bytes"
-            raise
+            _require_wrong_type(error)
+            return b"not even bytes"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -103,6 +106,12 @@ class RedisTier:
             raise TierTimeoutError(f"{self.name}: {error}") from error
         except (redis.RedisError, OSError, ValueError) as error:  # ValueError: an answer that is not Redis' protocol
             raise TierError(f"{self.name}: {error}") from error
+
+
+def _require_wrong_type(error: redis.exceptions.ResponseError) -> None:
+    """Return where the server holds something else than bytes at a key of ours. Raises any other error."""
+    if not str(error).startswith("WRONGTYPE"):
+        raise error
 
 
 def _check_number(url: str) -> None:

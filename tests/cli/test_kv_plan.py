@@ -11,6 +11,7 @@ from command import assert_refused, call, json_of
 from prolepsis import LLM
 from prolepsis.bench.kv_plan import ON_DEFAULT_MODEL, CodedSize, decide
 from prolepsis.cli.console import parse_tokens
+from prolepsis.cli.kv_plan import _Measured, _restores
 from prolepsis.engine.planner import Planner
 from prolepsis.engine.profile_store import keep
 from prolepsis.engine.profiles import calibrate, collect, kv_of_texts
@@ -106,6 +107,24 @@ def test_kept_profiles_are_measured_too(tiny: Path, tiny_llm: LLM, text: Path, p
     assert shown.code == 0
     for part in ("1,000,000 users", "Losslessly coded", "measured here", "linear", " users ", "restore is faster"):
         assert part in shown.out
+
+
+def test_tables_are_whole_on_a_narrow_terminal(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    directory = tmp_path / "a-name-that-is-not-short" / "tier"
+    shown = call("kv", "plan", tiny, "--context", "1", "--store", f"disk:{directory}:64MiB")
+    assert shown.code == 0, shown.err
+    (row,) = (line for line in shown.out.splitlines() if f"disk:{directory}" in line)
+    assert re.search(r"\| static +\| (restore|recompute) is faster .* ms .* s \|", row)
+    assert "…" not in shown.out
+    assert "1 user x 1 token x" in shown.out
+    assert list(tmp_path.iterdir()) == []  # what was made to be measured
+
+
+def test_what_a_store_refuses_is_not_offered(tiny_llm: LLM) -> None:
+    coded = [CodedSize(kind, "bf16", 1.6, 1e4, 1e4, None) for kind in ("static", "twin-int8", "linear")]
+    restores = _restores(_Measured(512, 500.0, coded, []), "bf16", tiny_llm.config, 1000, tiny_llm.model_bytes)
+    assert {each["predictor"] for each in restores} == {"static", "linear"}
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("4k", 4096), ("32K", 32768), ("1m", 1 << 20), (" 100000 ", 100_000)])

@@ -1,11 +1,14 @@
 """What `kv plan` measures: how small and how fast coded K and V of a model are, how fast tiers of a store answer, and
 what the store's planner makes of that."""
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +25,7 @@ from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.kernels.team import default_threads
 from prolepsis.kv.cache import token_bytes
 from prolepsis.store import Tiers, open_tiers
+from prolepsis.store.open_tiers import disk_directory
 
 TYPICAL_TIERS = ("memory", "disk", "redis", "remote")
 """Kinds of tiers whose speed the planner guesses until it has met one."""
@@ -134,7 +138,7 @@ def fetch(spec: str, size: int) -> Fetches:
         ProlepsisError: the tier does not give back what it was given.
     """
     data = np.random.default_rng(0).bytes(size)
-    with closing(open_tiers([spec])) as tiers:
+    with _nothing_left(disk_directory(spec)), closing(open_tiers([spec])) as tiers:
         (tier,) = tiers.statistics()
         small_s, size_s = (_fetch(tiers, part) for part in (data[:_SMALL], data))
         return Fetches(tier.name, tier.kind, _SMALL, small_s, size, size_s)
@@ -167,6 +171,20 @@ def decide(
             counts = [min(GRID, context - start) for start in range(0, context, GRID)]
             pieces = [Piece(name, kind, int(count * token_size / each.ratio), count) for count in counts]
             yield Restore(name, kind, *speed, each.predictor, planner.decide(0, pieces, each.predictor))
+
+
+@contextmanager
+def _nothing_left(directory: Path | None) -> Iterator[None]:
+    """Remove a directory that was not there before, and those above it that were made for it."""
+    made = [] if directory is None else [each for each in (directory, *directory.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    finally:
+        if made:
+            shutil.rmtree(made[0], ignore_errors=True)
+        with suppress(OSError):  # someone else has put something there
+            for each in made[1:]:
+                each.rmdir()
 
 
 def _fetch(tiers: Tiers, data: bytes) -> float:

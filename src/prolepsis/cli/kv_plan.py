@@ -34,6 +34,7 @@ from prolepsis.cli.kv_plan_tables import show_plan
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.profile import GRID
 from prolepsis.demo.run import document
+from prolepsis.engine.kv_store import PREDICTORS
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.sizing import cache_size, users_that_fit
 from prolepsis.errors import InputError
@@ -170,7 +171,7 @@ def _caches(
 def _restores(
     measured: _Measured, dtype: DType, config: ModelConfig, context: int, model_size: int
 ) -> list[dict[str, Any]]:
-    coded = [each for each in measured.coded if each.dtype == dtype]
+    coded = [each for each in measured.coded if each.dtype == dtype and each.predictor in PREDICTORS]
     token = cache_size(config, dtype, context, 1).token
     decided = decide(
         coded, measured.prefill, measured.fetched, context=context, token_size=token, model_size=model_size

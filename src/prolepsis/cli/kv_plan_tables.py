@@ -6,21 +6,29 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 Report = Mapping[str, Any]
+_ANY_WIDTH = 10_000
 
 
 def show_plan(report: Report) -> None:
     """On standard output."""
     console = Console()
     console.print(_sentence(report), markup=False, highlight=False, soft_wrap=True)
-    console.print(_memory(report))
-    console.print(_coded(report))
+    _print(console, _memory(report))
+    _print(console, _coded(report))
     for line in _notes(report):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["restores"]:
-        console.print(_restores(report))
+        _print(console, _restores(report))
+
+
+def _print(console: Console, table: Table) -> None:
+    """Whole, also where the terminal is narrower, or none: a figure that is cut is none."""
+    width = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum
+    Console(width=max(width, console.width)).print(table)
 
 
 def _sentence(report: Report) -> str:
@@ -28,22 +36,23 @@ def _sentence(report: Report) -> str:
     return (
         f"{report['model']}: weights of {_size(report['weights_bytes'])}; {_size(report['free_bytes'])} of memory are "
         f"free here, {_size(left) if left > 0 else 'none'} beside the weights.\n"
-        f"KV cache: 2 (K, V) x {report['users']:,} users x {report['context']:,} tokens x {report['layers']} layers x "
-        f"{report['kv_heads']} KV heads x {report['head_dim']} values x bytes a value."
+        f"KV cache: 2 (K, V) x {_counted(report['users'], 'user')} x {_counted(report['context'], 'token')} x "
+        f"{_counted(report['layers'], 'layer')} x {_counted(report['kv_heads'], 'KV head')} x "
+        f"{report['head_dim']} values x bytes a value."
     )
 
 
 def _memory(report: Report) -> Table:
     table = _table("In memory", ("dtype",), ("bytes a token", "formula", "in blocks", "fits here"))
     for cache in report["caches"]:
-        fits = "yes" if cache["fits"] else f"{cache['users_that_fit']:,} users"
+        fits = "yes" if cache["fits"] else _counted(cache["users_that_fit"], "user")
         table.add_row(cache["dtype"], f"{cache['token']:,}", _size(cache["formula"]), _size(cache["pool"]), fits)
     return table
 
 
 def _coded(report: Report) -> Table:
     predictors = _predictors(report)
-    table = _table("Losslessly coded, in a store", ("dtype",), predictors)
+    table = _table("Losslessly coded, in a store, or in files (twins)", ("dtype",), predictors)
     for cache in report["caches"]:
         cells = {each["predictor"]: f"{_size(each['bytes'])}  {each['ratio']:.2f}" for each in cache["coded"]}
         for kind, ratio in cache["reference_ratios"].items():
@@ -71,7 +80,8 @@ def _notes(report: Report) -> list[str]:
     lines = []
     if report["measured_tokens"]:
         lines.append(
-            f"Beside each size, stored bytes per coded byte, measured here on {report['measured_tokens']:,} tokens."
+            f"Beside each size, stored bytes per coded byte, measured here on "
+            f"{_counted(report['measured_tokens'], 'token')}."
         )
     if any(cache["reference_ratios"] for cache in report["caches"]):
         lines.append(
@@ -84,8 +94,9 @@ def _notes(report: Report) -> list[str]:
 def _restores(report: Report) -> Table:
     measured = report["restores"][0]["measured"]
     where = "measured here" if measured else "typical tiers, as the planner guesses them"
+    context = _counted(report["context"], "token")
     table = _table(
-        f"One context of {report['context']:,} tokens in {report['store_dtype']}, back from the store; {where}",
+        f"One context of {context} in {report['store_dtype']}, back from the store; {where}",
         ("tier", "predictor", "planner"),
         ("MB/s", "latency", "restore", "compute"),
     )
@@ -104,6 +115,10 @@ def _restores(report: Report) -> Table:
             _seconds(each["recompute_s"]),
         )
     return table
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _seconds(value: float) -> str:

@@ -46,15 +46,24 @@ def open_tiers(specs: Sequence[str]) -> Tiers:
     return Tiers(tiers)
 
 
+def disk_directory(spec: str) -> Path | None:
+    """The directory that a disk tier's `spec` names; None for another kind of tier."""
+    scheme, _, rest = spec.partition(":")
+    if scheme != "disk":
+        return None
+    directory = rest.rpartition(":")[0]
+    if not directory:
+        raise InputError(f"{spec!r} is no tier of the store; write disk:DIRECTORY:SIZE")
+    return Path(directory).expanduser()
+
+
 def _open(spec: str) -> Tier:
     scheme, colon, rest = spec.partition(":")
     if scheme == "memory" and colon and not rest.startswith("//"):
         return MemoryTier(parse_size(rest, f"{spec!r}: the size"))
-    if scheme == "disk":
-        directory, _, size = rest.rpartition(":")
-        if not directory:
-            raise InputError(f"{spec!r} is no tier of the store; write disk:DIRECTORY:SIZE")
-        return DiskTier(Path(directory).expanduser(), parse_size(size, f"{spec!r}: the size"))
+    directory = disk_directory(spec)
+    if directory is not None:
+        return DiskTier(directory, parse_size(rest.rpartition(":")[2], f"{spec!r}: the size"))
     if not rest.startswith("//"):
         raise InputError(f"{_without_secrets(spec)!r} is no tier of the store; write {_FORMS}")
     return _open_url(spec, scheme)

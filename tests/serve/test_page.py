@@ -10,8 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-
-from tests.serve.conftest import Served, run, serving
+from served import Served, run, serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with Playwright, which is missing")
 expect = sync_api.expect

@@ -323,6 +323,31 @@ def test_full_tiers_are_counted_and_change_nothing(llm: LLM) -> None:
     run(work())
 
 
+def test_beginnings_are_evicted_last(llm: LLM) -> None:
+    chats = [random.Random(seed).choices(range(1, 1000), k=1025) for seed in range(3)]
+    once = replace(GREEDY, max_tokens=1)
+
+    async def fill(tier: MemoryTier) -> list[int]:
+        """How many tokens of each chat can be restored."""
+        store = KVStore(llm, Tiers([tier]))
+        async with AsyncEngine(llm, store) as engine:
+            for stop in range(257, 1026, 256):
+                for chat in chats:
+                    await tokens_of(engine, chat[:stop], once)
+                    assert await engine.flush(60)
+            return [sum(piece.piece.tokens for piece in store.look_up(chat[:-1], "", 0)) for chat in chats]
+
+    async def work() -> None:
+        ample = MemoryTier(AMPLE)
+        assert await fill(ample) == [1024] * 3
+        size = ample.usage().bytes
+        assert size is not None
+        forget(llm)
+        assert await fill(MemoryTier(size * 3 // 4)) == [256, 1024, 1024]
+
+    run(work())
+
+
 def test_what_is_evicted_before_its_turn_is_counted(llm: LLM, tiers: Tiers) -> None:
     async def work() -> None:
         store = KVStore(llm, tiers)

@@ -75,6 +75,12 @@ class FaultyTier:
     def unpin(self, key: str) -> None:
         self._tier.unpin(key)
 
+    def touch(self, key: str) -> None:
+        self._tier.touch(key)
+
+    def pinned(self) -> list[str]:
+        return self._tier.pinned()
+
     def close(self) -> None:
         self._tier.close()
 

@@ -95,6 +95,12 @@ class Contract(RuleBasedStateMachine):
             self.model.pins.discard(key)
             self.model.use(key)
 
+    @rule(key=keys)
+    def touch(self, key: str) -> None:
+        if isinstance(self.tier, PinningTier):
+            self.tier.touch(key)
+            self.model.use(key)
+
     @rule()
     def open_again(self) -> None:
         if self.lasts:
@@ -108,6 +114,8 @@ class Contract(RuleBasedStateMachine):
         }
         assert set(self.tier.keys()) == set(self.model.entries)
         assert set(self.tier.keys("session")) == {key for key in self.model.entries if key.startswith("session-")}
+        if isinstance(self.tier, PinningTier) and self.model.budget is not None:
+            assert set(self.tier.pinned()) == self.model.pins
         usage = self.tier.usage()
         assert usage.budget == self.model.budget
         assert usage.entries in (None, len(self.model.entries))

@@ -172,6 +172,36 @@ def test_what_was_deleted_or_overwritten_while_a_tier_was_away_never_comes_back(
     assert failing.get(key(1)) == b"newest"
 
 
+def test_what_a_key_stands_for_outlasts_an_outage(clock: list[float]) -> None:
+    failing = Failing(10_000, "failing")
+    tiers = Tiers([failing, MemoryTier(10_000, "sound")])
+    tiers.put(key(1), b"abc", pinned=True)
+    failing.pin(key(1))
+    failing.error = TierError("gone")
+    assert tiers.put(key(1), b"abc", final=True).tiers == ("sound",)
+    assert tiers.get(key(1)).tier == "sound"  # type: ignore[union-attr]
+    failing.error = None
+    clock[0] += FIRST_PAUSE
+    tiers.put(key(2), b"")
+    assert tiers.get(key(1)).tier == "failing"  # type: ignore[union-attr]
+    assert failing.pinned() == [key(1)]
+    assert tiers.pinned() == {key(1)}
+
+
+def test_who_asks_learns_whether_all_tiers_answer(clock: list[float]) -> None:
+    failing = Failing(10_000, "failing")
+    tiers = Tiers([MemoryTier(10_000, "sound"), failing])
+    tiers.put(key(1), b"abc")
+    assert tiers.answer(key(1))
+    failing.error = TierError("gone")
+    assert not tiers.answer(key(1))
+    assert not tiers.delete(key(1))
+    failing.error = None
+    clock[0] += FIRST_PAUSE
+    assert tiers.answer(key(2))
+    assert tiers.delete(key(1))
+
+
 def test_damage_in_one_tier_is_mended_from_the_next() -> None:
     damaged = Failing(10_000, "damaged")
     tiers = Tiers([damaged, MemoryTier(10_000, "sound")])

@@ -127,9 +127,17 @@ class KVStore:
         return list(self._names.chain(tokens[: self._cache.readable(len(tokens))], salt))
 
     def located(self, name: SegmentName) -> StoredSegment | None:
-        """A segment, if it is stored."""
+        """A segment, if it is stored. Counts as a use: what is stored next does not push it out."""
         found = self.tiers.locate(name.key)
-        return None if found is None else StoredSegment(name.key, name.stop - name.start, found.size)
+        if found is None:
+            return None
+        self.tiers.touch(name.key)
+        return StoredSegment(name.key, name.stop - name.start, found.size)
+
+    def used(self, segments: Iterable[StoredSegment]) -> None:
+        """Let a sequence's segments, in order, be evicted from its end: without its beginning the rest is useless."""
+        for stored in reversed(list(segments)):
+            self.tiers.touch(stored.key)
 
     def look_up(self, tokens: Sequence[int], salt: str, held: int) -> list[StoredPiece]:
         """What continues the first `held` of `tokens`, in order: whole segments, and the beginning of a last one."""
@@ -215,7 +223,7 @@ class KVStore:
         begin = time.thread_time()
         data = self._codec.encode(name, ids, kv, self._profile())
         self._count.add(encode_seconds=time.thread_time() - begin)
-        if not self.tiers.put(name.key, data).tiers:
+        if not self.tiers.put(name.key, data, final=True).tiers:
             self._count.add(refused_segments=1)
             return None
         self._remember(name, ids)

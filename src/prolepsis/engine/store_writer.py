@@ -145,6 +145,13 @@ class StoreWriter:
     def _store_chain(self, chain: _Chain) -> SavedChain | None:
         """None where it gave way."""
         stored: list[StoredSegment] = []
+        try:
+            return self._store_segments(chain, stored)
+        finally:
+            self._store.used(stored)
+
+    def _store_segments(self, chain: _Chain, stored: list[StoredSegment]) -> SavedChain | None:
+        """Adds what is stored to `stored`. None where it gave way."""
         names = self._store.names(chain.tokens, chain.salt)
         for number, name in enumerate(names):
             self._left = len(names) - number

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from prolepsis.errors import TierTimeoutError
+from prolepsis.errors import TierError, TierTimeoutError
 
 
 class BoundedCalls:
@@ -20,11 +20,15 @@ class BoundedCalls:
         self._free = threading.Semaphore(most)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """What `function` returns or raises. Raises TierTimeoutError."""
+        """What `function` returns or raises. Raises TierTimeoutError, and TierError where no thread can be started."""
         if not self._free.acquire(timeout=self._seconds):
             raise TierTimeoutError(f"{self._name}: earlier calls have not come back for {self._seconds} s")
         future: Future[Any] = Future()
-        threading.Thread(target=self._run, args=(future, function, arguments, options), daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(future, function, arguments, options), daemon=True).start()
+        except RuntimeError as error:
+            self._free.release()
+            raise TierError(f"{self._name}: {error}") from error
         try:
             return future.result(self._seconds)
         except TimeoutError as error:

@@ -86,6 +86,10 @@ class DiskIndex:
             self.pinned_bytes += old if pinned else -old
         return bool(old)
 
+    def pinned(self) -> list[str]:
+        """Keys of marked entries."""
+        return [key for (key,) in self._database.execute("SELECT key FROM entries WHERE pinned = 1")]
+
     def oldest(self, needed: int, but: str = "") -> list[str]:
         """Entries without a pin, longest unused first, that take `needed` bytes together, or all. Within `change`."""
         self._write_touched()

@@ -93,6 +93,11 @@ class DiskTier:
         with self._errors(), self._lock:
             return self._index.size(key)
 
+    def touch(self, key: str) -> None:
+        """As `PinningTier.touch`."""
+        with self._errors(), self._lock:
+            self._index.touch(key)
+
     def delete(self, key: str) -> None:
         """As `Tier.delete`: the file is gone for good when this returns."""
         path = self._path(key)
@@ -126,6 +131,11 @@ class DiskTier:
             self._index.touch(key)
             with self._index.change():
                 self._index.pin(key, False)
+
+    def pinned(self) -> list[str]:
+        """As `PinningTier.pinned`."""
+        with self._errors(), self._lock:
+            return self._index.pinned()
 
     def usage(self) -> Usage:
         """As `Tier.usage`."""

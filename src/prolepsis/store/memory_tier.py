@@ -52,6 +52,12 @@ class MemoryTier:
             data = self._loose.get(key, self._pinned.get(key))
             return None if data is None else len(data)
 
+    def touch(self, key: str) -> None:
+        """As `PinningTier.touch`."""
+        with self._lock:
+            if key in self._loose:
+                self._loose.move_to_end(key)
+
     def delete(self, key: str) -> None:
         """As `Tier.delete`."""
         with self._lock:
@@ -77,6 +83,11 @@ class MemoryTier:
             data = self._take(key)
             if data is not None:
                 self._add(key, data, pinned=False)
+
+    def pinned(self) -> list[str]:
+        """As `PinningTier.pinned`."""
+        with self._lock:
+            return list(self._pinned)
 
     def usage(self) -> Usage:
         """As `Tier.usage`."""

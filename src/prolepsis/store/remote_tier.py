@@ -64,6 +64,9 @@ class RemoteTier:
                 return None
         return size if size >= 0 else None
 
+    def touch(self, key: str) -> None:
+        """Nothing to do: nothing is evicted."""
+
     def delete(self, key: str) -> None:
         """As `Tier.delete`."""
         with self._errors(), suppress(FileNotFoundError):
@@ -87,6 +90,10 @@ class RemoteTier:
 
     def unpin(self, key: str) -> None:
         """Nothing to do."""
+
+    def pinned(self) -> list[str]:
+        """None that `unpin` would free."""
+        return []
 
     def usage(self) -> Usage:
         """Nothing: only a full listing would tell."""

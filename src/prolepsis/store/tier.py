@@ -81,10 +81,19 @@ class Tier(Protocol):
 
 @runtime_checkable
 class PinningTier(Tier, Protocol):
-    """A tier that can promise to keep an entry. A pin is a mark, not a count: pinned twice, one `unpin` frees it."""
+    """A tier that evicts, and can promise to keep an entry.
+
+    A pin is a mark, not a count: pinned twice, one `unpin` frees it.
+    """
+
+    def touch(self, key: str) -> None:
+        """Count as a use of `key`, if it is there."""
 
     def pin(self, key: str) -> bool:
         """Never evict `key`; a new value under it stays pinned. False where the tier does not hold it."""
 
     def unpin(self, key: str) -> None:
         """Let `key` be evicted again, which counts as a use."""
+
+    def pinned(self) -> list[str]:
+        """All keys with a pin, in no order."""

@@ -47,13 +47,13 @@ class Tiers:
         self._tiers = [WatchedTier(tier) for tier in tiers]
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def put(self, key: str, data: bytes, pinned: bool = False) -> Stored:
+    def put(self, key: str, data: bytes, pinned: bool = False, final: bool = False) -> Stored:
         """Write to every tier that has room. A tier that did not take it does not keep an older value either.
 
-        pinned: as by `pin` afterwards.
+        pinned: as by `pin` afterwards. final: the key stands for the value, so an older one is as good, and stays.
         """
         with self._lock(key):
-            names = tuple(tier.name for tier in self._tiers if tier.put(key, data))
+            names = tuple(tier.name for tier in self._tiers if tier.put(key, data, final))
             stored = Stored(names, pinned and self._pin(key))
         self._delete_stale()
         return stored
@@ -66,7 +66,7 @@ class Tiers:
                 if found is not None:
                     data, seconds = found
                     for faster in self._tiers[:place]:
-                        faster.put(key, data)
+                        faster.put(key, data, final=True)  # what it may have is what is read here
                     return Found(data, tier.name, seconds)
         return None
 
@@ -79,11 +79,25 @@ class Tiers:
                 return Located(tier.name, size)
         return None
 
-    def delete(self, key: str) -> None:
-        """Forget the entry and its pin in every tier. A tier that fails forgets it when it works again."""
+    def answer(self, key: str) -> bool:
+        """Whether every tier can say just now what it has under `key`."""
+        check_key(key)
+        return all(tier.answers(key) for tier in self._tiers)
+
+    def touch(self, key: str) -> None:
+        """Count as a use of the entry, in every tier that evicts."""
+        check_key(key)
+        for tier in self._tiers:
+            tier.touch(key)
+
+    def delete(self, key: str) -> bool:
+        """Forget the entry and its pin in every tier. A tier that fails forgets it when it works again.
+
+        Returns whether it is done everywhere. If not, it is back where the process ends before.
+        """
         with self._lock(key):
-            for tier in self._tiers:
-                tier.delete(key)
+            done = [tier.delete(key) for tier in self._tiers]  # all of them, whatever becomes of one
+        return all(done)
 
     def keys(self, kind: str = "") -> Iterator[str]:
         """Keys of that kind (what stands before the hyphen), or all, each once, in no order; of tiers that answer."""
@@ -107,6 +121,10 @@ class Tiers:
         with self._lock(key):
             for tier in self._tiers:
                 tier.unpin(key)
+
+    def pinned(self) -> set[str]:
+        """Keys of pinned entries, in tiers that answer."""
+        return {key for tier in self._tiers for key in tier.pinned()}
 
     def statistics(self) -> list[TierStatistics]:
         """Of each tier, fastest first."""

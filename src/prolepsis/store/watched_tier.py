@@ -63,12 +63,16 @@ class WatchedTier:
         """As the tier's."""
         return self._tier.name
 
-    def put(self, key: str, data: bytes) -> bool:
-        """Whether the tier holds `data` now. If not, it holds nothing under `key`, as far as is seen from here."""
+    def put(self, key: str, data: bytes, final: bool = False) -> bool:
+        """Whether the tier holds `data` now. If not, it holds nothing under `key`, as far as is seen from here.
+
+        final: any value under `key` is as good, so what the tier may have stays.
+        """
         start = time.perf_counter()
         done, _ = self._call(self._tier.put, key, data)
         if not done:
-            self.delete(key)
+            if not final:
+                self.delete(key)
             return False
         self._count("put", len(data), time.perf_counter() - start)
         self._show(key)
@@ -93,13 +97,23 @@ class WatchedTier:
         """As `Tier.size`; None where the tier fails."""
         return None if key in self._stale else self._call(self._tier.size, key)[1]
 
-    def delete(self, key: str) -> None:
-        """As `Tier.delete`; at the latest when the tier works again."""
+    def delete(self, key: str) -> bool:
+        """As `Tier.delete`; at the latest when the tier works again. Whether it is done."""
         done, _ = self._call(self._tier.delete, key)
         if done:
             self._show(key)
         else:
             self._hide(key)
+        return done
+
+    def answers(self, key: str) -> bool:
+        """Whether the tier can say just now what it has under `key`."""
+        return self._call(self._tier.size, key)[0]
+
+    def touch(self, key: str) -> None:
+        """As `PinningTier.touch`."""
+        if isinstance(self._tier, PinningTier) and self._breaker.closed:
+            self._call(self._tier.touch, key)
 
     def stale(self) -> list[str]:
         """Some keys that are still to be deleted, if the tier works."""
@@ -133,6 +147,12 @@ class WatchedTier:
         """As `PinningTier.unpin`."""
         if isinstance(self._tier, PinningTier):
             self._call(self._tier.unpin, key)
+
+    def pinned(self) -> list[str]:
+        """As `PinningTier.pinned`; none where the tier has no pins or fails."""
+        if isinstance(self._tier, PinningTier) and self._breaker.closed:
+            return self._call(self._tier.pinned)[1] or []
+        return []
 
     def statistics(self) -> TierStatistics:
         """What the tier holds and did."""

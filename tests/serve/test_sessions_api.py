@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from served import serving
 from server_process import ServerProcess
 
 JSON = {"content-type": "application/json"}
@@ -85,6 +86,16 @@ def test_a_prompt_can_be_kept_as_text_and_as_token_ids(first: Client) -> None:
     assert first.ask("GET", "/v1/sessions/ids")["tokens"] == 3
     for id_ in ("text", "ids"):
         first.ask("DELETE", f"/v1/sessions/{id_}")
+
+
+def test_a_prompt_of_another_model_has_no_text_here(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny, stores=(f"disk:{tmp_path}:16MiB",)) as served, httpx.Client(base_url=served.url) as client:
+        client.post("/v1/sessions", json={"id": "s", "prompt": "Once upon"}).raise_for_status()
+        assert client.get("/v1/sessions/s").json()["prompt"] == "Once upon"
+        monkeypatch.setattr("prolepsis.serve.sessions.identity", lambda _: {"file": "another"})
+        assert client.get("/v1/sessions/s").json()["prompt"] is None
 
 
 def test_nobody_finds_what_another_key_has_kept_or_computed(first: Client, second: Client) -> None:

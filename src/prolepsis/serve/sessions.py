@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from prolepsis.engine.identity import identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.session_manifest import SessionSummary, StoredSession
 from prolepsis.engine.stored_sessions import StoredSessions
@@ -140,7 +141,8 @@ def _summary(session: SessionSummary) -> dict[str, Any]:
 
 def _whole(session: StoredSession, llm: LLM) -> Mapping[str, Any]:
     segments = [{"tokens": part.tokens, "coded_bytes": part.coded_bytes} for part in session.parts]
-    prompt = None if session.messages else llm.tokenizer.decode(session.tokens, skip_special=False)
+    readable = not session.messages and session.model == identity(llm)  # another model has other tokens
+    prompt = llm.tokenizer.decode(session.tokens, skip_special=False) if readable else None
     return _summary(session.summary) | {"messages": session.messages, "prompt": prompt, "segments": segments}
 
 

@@ -45,6 +45,14 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (outcome.returncode, unit.name in outcome.stderr) == (0, False), outcome.stderr
 
 
+@needs_sources
+def test_an_image_is_built_of_what_it_copies_and_no_more() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Containerfile").read_text("utf-8"), re.MULTILINE)
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert "*" in lines
+    assert sorted(" ".join(copied).split()) == sorted(line[1:] for line in lines if line.startswith("!"))
+
+
 class Upstream(BaseHTTPRequestHandler):
     """Sends one event of a stream, and the second only when its reader has the first."""
 

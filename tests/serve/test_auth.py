@@ -79,8 +79,13 @@ def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path, monkeyp
     assert read_keys([KEYS[0]], file) == (*KEYS, "from-the-environment")
     file.chmod(0o600)
     assert not is_readable_by_others(file)
-    file.chmod(0o644)
+    for mode in (0o644, 0o640, 0o604):
+        file.chmod(mode)
+        assert is_readable_by_others(file)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(file.parent))
     assert is_readable_by_others(file)
+    file.chmod(0o440)
+    assert not is_readable_by_others(file)
 
 
 @pytest.mark.parametrize("key", ["", "short", "with space inside", "tab\tinside0", "ünïcode-key-0", "x" * 513])

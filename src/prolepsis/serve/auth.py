@@ -64,8 +64,13 @@ def read_keys(given: Iterable[str], file: str | os.PathLike[str] | None) -> tupl
 
 
 def is_readable_by_others(file: str | os.PathLike[str]) -> bool:
-    """Whether other users of this machine may read a file of keys."""
-    return bool(os.stat(file).st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    """Whether other users of this machine may read a file of keys.
+
+    For a file of systemd's credentials the bits of the group are the mask of its ACL, and give the group nothing.
+    """
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    is_credential = credentials is not None and Path(file).parent == Path(credentials)
+    return bool(os.stat(file).st_mode & (stat.S_IROTH if is_credential else stat.S_IRGRP | stat.S_IROTH))
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:

@@ -83,6 +83,23 @@ def test_so_it_is_everywhere(served: Served, path: str, name: str) -> None:
     assert answer.status_code not in RETRIED
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/sessions"])
+def test_a_name_that_is_no_unicode_is_refused(path: str, served: Served) -> None:
+    body = b'{"id": "a", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}'
+    answer = httpx.post(f"{served.url}{path}", content=body, headers=JSON)
+    if path != "/v1/sessions":  # there is no store
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].\\ud800")
+    assert 400 <= answer.status_code < 500
+
+
+@pytest.mark.parametrize("choice", [[1], [{}], 1, {}])
+def test_a_tool_choice_of_another_type_is_refused(served: Served, choice: object) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tool_choice": choice}
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text[:300]
+    assert answer.json()["error"]["param"].startswith("tool_choice")
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_other_kinds_of_bodies_are_refused(served: Served, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}

@@ -46,11 +46,17 @@ class APIError(ProlepsisError):
 
     def body(self) -> dict[str, Any]:
         """The error object."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _encodable(self.param)
+        return {"error": {"message": _encodable(str(self)), "type": self.type, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """The error object as an answer."""
         return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def _encodable(text: str) -> str:
+    """A text without unpaired surrogates, which JSON lets in and UTF-8 does not let out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_api_error(error: BaseException) -> APIError:
@@ -86,7 +92,7 @@ def _in_body(location: Sequence[str | int], body: Any) -> Sequence[str | int]:
         if isinstance(body, dict):
             if part not in body:
                 return location[: depth + 1]
-        elif not isinstance(body, list):
+        elif not isinstance(body, list) or not isinstance(part, int):
             return location[:depth]
         body = body[part]
     return location

@@ -24,7 +24,7 @@ async def _endpoint(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _logged(path: str = "/v1/completions", *, as_json: bool, prompts: bool, app=_endpoint) -> str:
     stream = io.StringIO()
-    log = AccessLog(BodyLimit(app, 1000, 5), as_json=as_json, prompts=prompts, stream=stream)
+    log = AccessLog(BodyLimit(app, 1000, 5, logged=prompts), as_json=as_json, prompts=prompts, stream=stream)
     ask(log, "POST", path, params={"q": SECRET}, content=SECRET, headers={"authorization": f"Bearer {SECRET}"})
     return stream.getvalue()
 

@@ -15,10 +15,12 @@ from prolepsis.serve.limits import BodyLimit, HeaderLimit, OpenRequests, TimeLim
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 
 
-def test_a_body_within_the_limit_comes_through_whole_and_is_known_to_the_log() -> None:
+def test_a_body_within_the_limit_comes_through_whole_and_is_known_to_a_log_that_wants_it() -> None:
     inner = Echo()
     answer = ask(BodyLimit(inner, 10, 5), "POST", "/", content=b"0123456789")
     assert answer.content == b"0123456789"
+    assert "body" not in inner.scope.get("state", {})
+    ask(BodyLimit(inner, 10, 5, logged=True), "POST", "/", content=b"0123456789")
     assert inner.scope["state"]["body"] == b"0123456789"
     assert ask(BodyLimit(inner, 10, 5), "POST", "/", content=chunks(iter([b"01", b"", b"23"]))).content == b"0123"
 

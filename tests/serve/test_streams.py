@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,20 @@ def events(served: Any, path: str, body: dict[str, Any]) -> list[str]:
         text = "".join(answer.iter_text())
     assert text.endswith("\n\n")
     return text[:-2].split("\n\n")
+
+
+def test_a_stream_does_not_keep_its_body(served: Any) -> None:
+    sent = json.dumps({**ENDLESS, "stream": True})[:-1] + ', "metadata": [' + "{}, " * 200_000 + "{}]}"
+    headers = {"content-type": "application/json"}
+    tracemalloc.start()
+    try:
+        with httpx.stream("POST", f"{served.url}/v1/completions", content=sent, headers=headers) as answer:
+            assert next(answer.iter_lines()).startswith("data: {")
+            held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most > 10 * len(sent)  # parsed
+    assert held < 3 * len(sent)  # of which the client has one
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

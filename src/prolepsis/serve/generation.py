@@ -72,6 +72,8 @@ class Generation:
             for prompt in prompts
             for stream in engine.generate_samples(prompt, params, priority=body.priority, cache_salt=salt)
         ]
+        for read in ("_body", "_json"):  # Starlette's: parsed, a body takes up to 25 times its size
+            vars(request).pop(read, None)
         return Generation(request, state, streams, params)
 
     @property

@@ -38,8 +38,9 @@ class BodyLimit:
     The server discards what is left of a body that was refused.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
-        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float, logged: bool = False) -> None:
+        """`logged`: whether `AccessLog` wants the bodies, which are kept as long as the answer lasts then."""
+        self._app, self._max_bytes, self._timeout_s, self._logged = app, max_bytes, timeout_s, logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,8 +58,11 @@ class BodyLimit:
             await refuse(error, scope, receive, send)
             return
         if body is not None:
-            scope.setdefault("state", {})["body"] = body
-            await self._app(scope, _replay(body, receive), send)
+            if self._logged:
+                scope.setdefault("state", {})["body"] = body
+            receive = _replay(body, receive)
+            del body  # a stream may last
+            await self._app(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None where the client has left. Raises APIError."""

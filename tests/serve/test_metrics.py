@@ -150,6 +150,7 @@ def test_the_store_and_its_failures_are_told(tiny: Any, tmp_path: Path) -> None:
             body = {"prompt": "word " * 300, "max_tokens": 5, "ignore_eos": True}
             await client.post("/v1/completions", json=body)
             assert await engine.flush(30)
+            assert str(tmp_path) not in (await client.get("/v1/engine")).text
             found = await scrape(client)
         store.close()
         return found

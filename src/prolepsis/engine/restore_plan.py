@@ -67,7 +67,7 @@ class RestorePlan:
             "pool_tokens": self.pool_tokens,
             "stored_tokens": self.stored_tokens,
             "restored_tokens": self.restored_tokens,
-            "tier": self.tier,
+            "tier": self.tier.partition(":")[0],  # without its address, as the report may go to strangers
             "predictor": self.predictor,
             "restore_s": self.restore_s,
             "recompute_s": self.recompute_s,

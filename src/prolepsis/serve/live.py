@@ -1,16 +1,15 @@
 """The engine as it is now: /v1/engine as one JSON object, /v1/engine/events as one a second (server-sent events).
 
 However many pages are open, one view a second is taken, in the engine's thread between two passes. Each event is a
-`data:` line with the same object as /v1/engine (`tests/data/engine_view.json` is one). While the model is loading both
-answer 503 (`admission.Gate`). Times are in seconds:
+`data:` line with the same object as /v1/engine (`tests/data/engine_view.json` is one). Times are in seconds:
 
-    phase         "ready" or "draining"; the stream ends with the first event that says "draining"
+    phase         "loading", "ready" or "draining"; the stream ends with the first event that says "draining"
     model         what clients call it
     max_context   tokens a sequence may have
     at            when the view was taken, on a clock that only goes forward: rates are differences of two views
     uptime_s      since the server was started
     refused       how many requests have found the queue full
-    engine
+    engine        null while the model is loading, else:
       running       the requests that hold blocks, in their order: number (its own for ever), priority, prompt_tokens,
                     cached_tokens (of the prompt, found in a cache), output_tokens (0: it still reads its prompt),
                     held_tokens, sequences, age_s, preemptions
@@ -30,15 +29,17 @@ answer 503 (`admission.Gate`). Times are in seconds:
       drafts        null where nobody drafts, else: drafter, failure (null, or why it has stopped), rounds,
                     drafted_at, accepted_at and acceptance (one for each place in a draft)
     store         null where there is none, else:
-      tiers         fastest first, each as `prolepsis.store.watched_tier.TierStatistics`
+      tiers         fastest first, each as `prolepsis.store.watched_tier.TierStatistics`, by its kind for
+                    a name ("disk", a second one "disk_2")
       segments      `prolepsis.engine.store_statistics.StoreStatistics`: what was stored and restored, with the ratio of
                     raw to coded bytes, and `decisions`: prompts by why they were restored or computed
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -65,7 +66,7 @@ class StoreView(NamedTuple):
     """The store at one moment."""
 
     tiers: list[TierStatistics]
-    """Fastest first."""
+    """Fastest first, named by their kinds: "disk", a second one "disk_2"."""
     segments: StoreStatistics
 
 
@@ -206,7 +207,15 @@ def _event(view: View) -> _Event:
 
 
 def _look_at(store: KVStore) -> StoreView:
-    return StoreView(store.tiers.statistics(), store.statistics())
+    return StoreView(list(_labelled(store.tiers.statistics())), store.statistics())
+
+
+def _labelled(tiers: list[TierStatistics]) -> Iterator[TierStatistics]:
+    """With their kinds for names, which are addresses and directories else: every tenant may look."""
+    seen: Counter[str] = Counter()
+    for tier in tiers:
+        seen[tier.kind] += 1
+        yield replace(tier, name=tier.kind if seen[tier.kind] == 1 else f"{tier.kind}_{seen[tier.kind]}")
 
 
 def _store(view: StoreView) -> dict[str, Any]:

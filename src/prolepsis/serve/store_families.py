@@ -1,8 +1,6 @@
 """What the store is in Prometheus' terms."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from prometheus_client.core import Metric
 
@@ -14,19 +12,11 @@ from prolepsis.store.watched_tier import TierStatistics
 
 def store_families(make: FamilyMaker, view: StoreView) -> Iterator[Metric]:
     """Every metric of the store and its tiers."""
-    tiers = list(_labelled(view.tiers))
+    tiers = view.tiers
     yield from _segments(make, view.segments)
     yield from _holdings(make, tiers)
     yield from _calls(make, tiers)
     yield _failures(make, tiers)
-
-
-def _labelled(tiers: list[TierStatistics]) -> Iterator[TierStatistics]:
-    """With their kinds for names, which are addresses and directories else: anyone may read metrics."""
-    seen: Counter[str] = Counter()
-    for tier in tiers:
-        seen[tier.kind] += 1
-        yield replace(tier, name=tier.kind if seen[tier.kind] == 1 else f"{tier.kind}_{seen[tier.kind]}")
 
 
 def _segments(make: FamilyMaker, now: StoreStatistics) -> Iterator[Metric]:

@@ -90,7 +90,7 @@ def serving(model: Path, **options: Any) -> Iterator[Served]:
     run(engine.close())
     if store is not None:
         store.close()
-    state.encoder.shutdown()
+    state.close()
     llm.kv_cache.check([])
     assert llm.kv_cache.pool.num_used == 0
 

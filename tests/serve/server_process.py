@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,6 +48,14 @@ class ServerProcess:
             match = re.search(pattern, self.said)
             assert match, self.said
             return match
+
+    def signal_until_it_ends(self, signum: signal.Signals) -> int:
+        """Send it that signal again and again. Its exit code."""
+        while self._process.poll() is None:
+            self.signal(signum)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+        return self.wait()
 
     def signal(self, signum: signal.Signals) -> None:
         """Send it a signal."""

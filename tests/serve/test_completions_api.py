@@ -1,5 +1,6 @@
 """/v1/completions through the official client: the engine's own tokens, in OpenAI's forms."""
 
+import threading
 from collections import defaultdict
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from openai.types import Completion, CompletionChoice
 
 from prolepsis import LLM, SamplingParams
+from prolepsis.model.tokenizer import Tokenizer
 
 SEEDED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "seed": 5}
 PROMPT = "def main"
@@ -87,6 +89,23 @@ def test_an_echo_is_the_prompt_before_the_text(client: openai.OpenAI, tiny_llm: 
     answer = client.completions.create(prompt=PROMPT, echo=True, stream=stream, **SEEDED)
     [(text, _)] = whole(answer if stream else [answer]).values()
     assert text == PROMPT + completion.text
+
+
+def test_many_echoes_leave_the_event_loop_alone(
+    client: openai.OpenAI, tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    real = Tokenizer.decode
+
+    def decode(*arguments: Any, **named: Any) -> str:
+        threads.add(threading.current_thread().name)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(Tokenizer, "decode", decode)
+    answer = client.completions.create(prompt=[[1], [2], [3]], echo=True, **SEEDED)
+    starts = [tiny_llm.tokenizer.decode([token]) for token in (1, 2, 3)]
+    assert [choice.text.startswith(start) for choice, start in zip(answer.choices, starts, strict=True)] == [True] * 3
+    assert {name.rstrip("0123456789_") for name in threads - {threading.current_thread().name}} == {"prolepsis-encoder"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

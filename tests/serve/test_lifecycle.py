@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import httpx
@@ -32,7 +33,8 @@ def test_open_streams_end_whole_and_are_stored_before_the_server_ends(tiny: Path
         ServerProcess(tiny, "--store", f"disk:{tmp_path}:64MiB").await_ready() as server,
         server.streaming(max_tokens=600) as lines,
     ):
-        server.signal(signal.SIGTERM)
+        for signum in (signal.SIGTERM, signal.SIGINT):  # so soon after the first, the second says nothing new
+            server.signal(signum)
         server.await_line("shutting down; 1 open")
         *_, last, done = lines
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
@@ -54,14 +56,33 @@ def test_what_is_not_done_in_time_is_told_so(tiny: Path) -> None:
         assert server.wait() == 0
 
 
-def test_a_second_signal_ends_it_at_once(tiny: Path) -> None:
-    with ServerProcess(tiny).await_ready() as server, server.streaming(max_tokens=MOST) as lines:
-        server.signal(signal.SIGINT)
-        server.await_line("shutting down")
-        server.signal(signal.SIGINT)
-        assert server.wait() == 130
+def test_a_second_signal_that_is_meant_ends_it_at_once(tiny: Path) -> None:
+    with (
+        ServerProcess(tiny, "--max-running", "1").await_ready() as server,
+        server.streaming(max_tokens=MOST, n=16) as lines,
+    ):
+        assert server.signal_until_it_ends(signal.SIGINT) == 130
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
+
+
+# Runs the command with an engine whose first pass fails in a way that nobody foresaw.
+FAILING = """
+from prolepsis.engine.worker import Worker
+def fail(self): raise MemoryError("for this test")
+Worker._step = fail
+from prolepsis.cli import main
+main()
+"""
+
+
+def test_the_end_of_the_engine_is_the_servers(tiny: Path) -> None:
+    with ServerProcess(tiny, command=[sys.executable, "-c", FAILING]).await_ready() as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Once"}, timeout=60)
+        assert answer.status_code == 500
+        assert server.wait() == 1
+        assert "MemoryError: for this test" in server.said
+        assert "prolepsis: error: the engine has failed" in server.said
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:

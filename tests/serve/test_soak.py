@@ -87,7 +87,7 @@ async def alone(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
         transport = httpx.ASGITransport(guarded(create_app(state), state))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield client
-    state.encoder.shutdown()
+    state.close()
 
 
 async def memory_watch(readings: list[int]) -> None:
@@ -149,7 +149,7 @@ def test_everything_at_once(tiny: Path, tmp_path: Path) -> None:
             with listening(state) as url:
                 found = await soak(url, catalogue, tale, chaos)
             await engine.flush(FIRST_TRIES_S)
-        state.encoder.shutdown()
+        state.close()
         return found
 
     try:

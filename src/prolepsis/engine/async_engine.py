@@ -106,6 +106,10 @@ class AsyncEngine:
         offload = self._worker.offload
         return offload is None or await asyncio.to_thread(offload.writer.flush, timeout)
 
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have `call` called once the thread has ended, for whatever reason; in some thread, or at once."""
+        self._worker.stopped.add_done_callback(lambda _: call())
+
     async def close(self) -> None:
         """Cancel what runs, whose readers get a ProlepsisError, and end the thread. May be called more than once."""
         self._worker.ask_to_stop()

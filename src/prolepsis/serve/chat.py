@@ -66,7 +66,7 @@ async def create(body: ChatBody, request: Request, state: State) -> Response:
     params = _params(body, llm.max_context, answering)
     prompt = await state.encode("messages", llm.encode_chat, messages_of(body.messages), answering.tools)
     await state.compile(params.grammar)
-    generation = Generation.begin(request, state, body, [prompt], params)
+    generation = await Generation.begin(request, state, body, [prompt], params)
     spelling = Spelling(llm.tokenizer, params)
     if body.stream:
         head = new_head("chatcmpl", "chat.completion.chunk", state.model_name)

@@ -40,9 +40,9 @@ async def create(body: CompletionBody, request: Request, state: State) -> Respon
     llm = state.llm
     claim(request, _number(body.prompt) * params.samples)  # before anything is made of them
     prompts = await state.encode("prompt", _encode, llm, body.prompt)
-    echoes = [llm.tokenizer.decode(prompt) if body.echo else "" for prompt in prompts]
+    echoes = await state.encode("prompt", _decode, llm, prompts) if body.echo else [""] * len(prompts)
     await state.compile(params.grammar)
-    generation = Generation.begin(request, state, body, prompts, params)
+    generation = await Generation.begin(request, state, body, prompts, params)
     spelling = Spelling(llm.tokenizer, params)
     head = new_head("cmpl", "text_completion", state.model_name)
     if body.stream:
@@ -72,6 +72,10 @@ def _encode(llm: LLM, prompt: Any) -> list[list[int]]:
     if any(isinstance(each, str | list) for each in prompt):
         return [llm.encode(_one(each)) for each in prompt]
     return [llm.encode(_one(prompt))]
+
+
+def _decode(llm: LLM, prompts: Sequence[list[int]]) -> list[str]:
+    return [llm.tokenizer.decode(prompt) for prompt in prompts]
 
 
 def _number(prompts: Any) -> int:

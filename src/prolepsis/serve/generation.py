@@ -57,7 +57,7 @@ class Generation:
     _closed: bool = False
 
     @staticmethod
-    def begin(
+    async def begin(
         request: Request, state: ServerState, body: GenerationBody, prompts: Sequence[list[int]], params: SamplingParams
     ) -> "Generation":
         """What `request` asks for, with `prompts` and `params` made of its body. It is queued at the first `read`.
@@ -67,11 +67,11 @@ class Generation:
         claim(request, len(prompts) * params.samples)
         engine = state.require_ready()
         salt = tenant_of(request).cache_salt(body.cache_salt)
-        streams = [
-            stream
-            for prompt in prompts
-            for stream in engine.generate_samples(prompt, params, priority=body.priority, cache_salt=salt)
-        ]
+        streams: list[Stream] = []
+        for prompt in prompts:
+            if streams:
+                await asyncio.sleep(0)  # others wait for one prompt at most
+            streams += engine.generate_samples(prompt, params, priority=body.priority, cache_salt=salt)
         for read in ("_body", "_json"):  # Starlette's: parsed, a body takes up to 25 times its size
             vars(request).pop(read, None)
         return Generation(request, state, streams, params)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import ceil
 from threading import Thread
 
@@ -17,7 +18,7 @@ from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.stored_sessions import StoredSessions
-from prolepsis.errors import InputError
+from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.serve.access_log import set_up_logging
 from prolepsis.serve.app import create_app
 from prolepsis.serve.banner import banner
@@ -31,6 +32,7 @@ from prolepsis.store import Tiers, open_tiers
 _INTERRUPTED = 130
 _LEAST_FLUSH_S = 5.0  # for the store, even where streams are not waited for
 _WATCHERS_S = 2  # for streams that show the server to notice that it ends
+_ONE_SIGNAL_S = 1.0  # `timeout` and supervisors signal the process and its group, so that it comes twice
 _LAST_ANSWERS_S = 5  # for streams that were ended to say so, after the drain timeout
 
 
@@ -38,7 +40,8 @@ def run(options: ServeOptions, load: Callable[[], LLM]) -> None:
     """Serve until SIGTERM or SIGINT, then let what is open end. `load` makes the model, in a thread of its own.
 
     The port answers at once, with 503 until the model is there. Raises InputError for an address that cannot be
-    listened on, and whatever `load` raises. A second signal ends the process at once, with exit code 130.
+    listened on, and whatever `load` raises. A second signal, more than a second later, ends the process at once, with
+    exit code 130. Raises ProlepsisError if the engine's thread has ended of itself.
     """
     asyncio.run(_Process(options, load).serve())
 
@@ -59,6 +62,7 @@ class _Process:
         self._state = ServerState(options)
         self._engine: AsyncEngine | None = None
         self._failure: BaseException | None = None
+        self._told_at = 0.0
         self._server = _Server(_config(self._state))
 
     async def serve(self) -> None:
@@ -98,9 +102,14 @@ class _Process:
     def _loaded(self, sessions: StoredSessions | None, seconds: float) -> None:
         if self._state.phase == "loading" and self._engine is not None:
             self._state.ready(self._engine, sessions)
+            self._engine.when_ended(partial(self._tell, self._engine_ended))
             for line in banner(self._engine):
                 _say(line)
             _say(f"ready after {seconds:.1f} s")
+
+    def _engine_ended(self) -> None:
+        if self._state.phase != "draining":
+            self._failed(ProlepsisError("the engine has failed, see above; the server ends with it"))
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
@@ -108,9 +117,11 @@ class _Process:
 
     def _on_signal(self) -> None:
         if self._state.phase == "draining":
-            sys.stderr.flush()
-            os._exit(_INTERRUPTED)
-        self._state.phase = "draining"
+            if self._loop.time() - self._told_at > _ONE_SIGNAL_S:
+                sys.stderr.flush()
+                os._exit(_INTERRUPTED)
+            return
+        self._state.phase, self._told_at = "draining", self._loop.time()
         self._server.should_exit = True
         requests, timeout = self._state.requests, self._options.drain_timeout
         why = "the server is shutting down"
@@ -119,7 +130,7 @@ class _Process:
         _say(f"shutting down; {len(requests)} open requests have {timeout:g} s, a second signal ends them at once")
 
     async def _close(self) -> None:
-        self._state.encoder.shutdown(wait=False, cancel_futures=True)
+        self._state.close()
         engine = self._engine
         if engine is None:
             return

@@ -24,6 +24,7 @@ from prolepsis.serve.options import ServeOptions
 
 T = TypeVar("T")
 Phase = Literal["loading", "ready", "draining"]
+_SOON = {"Retry-After": "5"}
 
 
 @dataclass(eq=False)
@@ -52,6 +53,9 @@ class ServerState:
     encoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prolepsis-encoder"))
     """The one thread for chat templates and tokenizing, which may take seconds and share their state."""
 
+    compiler: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prolepsis-compiler"))
+    """The one thread for grammars, of which the engine compiles one at a time."""
+
     def __post_init__(self) -> None:
         self.admission = Admission(self.options.max_queue, self.options.max_sequences)
 
@@ -66,7 +70,8 @@ class ServerState:
         Raises InputError, which names the grammar's source, for one that cannot be compiled.
         """
         if grammar is not None:
-            await asyncio.to_thread(self.llm.grammars.matcher, grammar)
+            run = asyncio.get_running_loop().run_in_executor
+            await run(self.compiler, self.llm.grammars.matcher, grammar)
 
     @property
     def model_name(self) -> str:
@@ -85,11 +90,18 @@ class ServerState:
         self.phase = "ready"
 
     def require_ready(self) -> AsyncEngine:
-        """The engine. Raises APIError 503 while there is none, or nothing new may begin."""
+        """The engine. Raises APIError 503 while there is none, nothing new may begin, or its thread has ended."""
         if self.phase != "ready" or self.engine is None:
             doing = "is shutting down" if self.phase == "draining" else "is still loading the model"
-            raise APIError(503, f"the server {doing}; try again later", code=self.phase, headers={"Retry-After": "5"})
+            raise APIError(503, f"the server {doing}; try again later", code=self.phase, headers=_SOON)
+        if not self.engine.is_open:
+            raise APIError(503, "the engine has failed; the log says why", code="engine_failed", headers=_SOON)
         return self.engine
+
+    def close(self) -> None:
+        """End the threads, without waiting for them."""
+        for executor in (self.encoder, self.compiler):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def llm(self) -> LLM:

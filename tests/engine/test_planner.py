@@ -33,7 +33,9 @@ def test_nothing_stored_is_nothing_restored(planner: Planner) -> None:
 
 
 def test_a_report_keeps_the_address_of_a_tier_back() -> None:
-    told = [RestorePlan("restored", tier=tier).summary()["tier"] for tier in ("", "memory", "redis://host:6379/0")]
+    told = [
+        RestorePlan("restore_is_faster", tier=tier).summary()["tier"] for tier in ("", "memory", "redis://host:6379/0")
+    ]
     assert told == ["", "memory", "redis"]
 
 

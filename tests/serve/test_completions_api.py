@@ -102,8 +102,8 @@ def test_many_echoes_leave_the_event_loop_alone(
         return real(*arguments, **named)
 
     monkeypatch.setattr(Tokenizer, "decode", decode)
-    answer = client.completions.create(prompt=[[1], [2], [3]], echo=True, **SEEDED)
-    starts = [tiny_llm.tokenizer.decode([token]) for token in (1, 2, 3)]
+    answer = client.completions.create(prompt=[[7], [8], [9]], echo=True, **SEEDED)
+    starts = [tiny_llm.tokenizer.decode([token]) for token in (7, 8, 9)]
     assert [choice.text.startswith(start) for choice, start in zip(answer.choices, starts, strict=True)] == [True] * 3
     assert {name.rstrip("0123456789_") for name in threads - {threading.current_thread().name}} == {"prolepsis-encoder"}
 

@@ -19,10 +19,7 @@ def test_without_its_engine_a_server_is_not_healthy(tiny_llm: LLM) -> None:
     async def ask() -> list[httpx.Response]:
         state = ServerState(ServeOptions(model="tiny"))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://x")
-        async with (
-            AsyncEngine(tiny_llm) as engine,
-            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
-        ):
+        async with AsyncEngine(tiny_llm) as engine, client:
             state.ready(engine)
             healthy = await client.get("/health")
             await engine.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import httpx
 import pytest
 from served import Served, run, serving
 
@@ -177,6 +178,7 @@ def test_stopping_keeps_what_is_there_and_frees_the_sequence(patient: Any, serve
     expect(page.locator("#stop")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator(".answer .foot")).to_contain_text("stopped")
+    expect(page.locator(".answer .foot")).to_contain_text(re.compile(r"about \d+ token"))
     expect(page.locator("#question")).to_be_focused()
     served.wait_for(1)
     assert served.ended[0].finish_reason is None
@@ -333,6 +335,36 @@ def test_a_session_is_saved_and_resumed_after_a_reload(page: Any, served: Served
     expect(page.locator("#no-sessions")).to_be_visible()
 
 
+def test_a_session_that_another_client_saved_is_resumed_whole_or_not_at_all(page: Any, served: Served) -> None:
+    def parts(*texts: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in texts]
+
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "user", "content": parts("One", "two")}
+    sessions = {
+        "told": [{"role": "developer", "content": parts("Be", "brief.")}, asked, {"role": "assistant", "content": "3"}],
+        "untold": [asked],
+        "calls": [asked, {"role": "assistant", "content": None, "tool_calls": [call]}],
+    }
+    for name, messages in sessions.items():
+        httpx.post(f"{served.url}/v1/sessions", json={"id": name, "messages": messages}).raise_for_status()
+    page.reload()
+    page.set_viewport_size({"width": 360, "height": 720})
+    for name, system in (("told", "Be\nbrief."), ("untold", "")):
+        page.get_by_role("button", name="Sessions", exact=True).click()
+        page.locator(f".session[data-id={name}] .resume").click()
+        expect(page.locator(".question .text")).to_be_visible()
+        expect(page.locator(".question .text")).to_have_text("One\ntwo")
+        expect(page.locator("[name=system]")).to_have_value(system)
+    page.get_by_role("button", name="Sessions", exact=True).click()
+    page.locator(".session[data-id=calls] .resume").click()
+    expect(page.locator("#notice")).to_contain_text("has tool calls")
+    page.set_viewport_size({"width": 1280, "height": 860})
+    for name in sessions:
+        httpx.delete(f"{served.url}/v1/sessions/{name}").raise_for_status()
+    page.click("#new-chat")
+
+
 def test_dark_and_light(visitor: Visitor, served: Served) -> None:
     page = visitor.visit(served.url, color_scheme="dark")
 
@@ -378,6 +410,9 @@ def test_a_narrow_screen_shows_one_view_at_a_time(page: Any) -> None:
         expect(page.locator(seen)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
     expect(page.locator("#block-map")).to_be_hidden()
+    page.get_by_role("button", name="Sessions", exact=True).click()
+    page.click("#new-chat")
+    expect(page.locator("#question")).to_be_focused()
     page.set_viewport_size({"width": 1280, "height": 860})
 
 
@@ -385,9 +420,10 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(visitor: Visitor, tiny: P
     with serving(tiny, api_keys=(KEY,)) as locked:
         page = visitor.visit(locked.url)
         expect(page.locator("#key-dialog")).to_be_visible()
+        expect(page.locator("#key-why")).to_contain_text("asks for an API key")
         page.fill("#key-input", "not-this-one")
         page.keyboard.press("Enter")
-        expect(page.locator("#key-why")).to_contain_text("asks for an API key")
+        expect(page.locator("#key-why")).to_contain_text("does not know this key")
         page.fill("#key-input", KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#phase")).to_have_text("ready")

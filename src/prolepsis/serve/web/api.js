@@ -66,7 +66,7 @@ async function failure(response) {
 
 function explain(status, detail, retryAfter) {
   const again = retryAfter ? `Try again in ${retryAfter} second${retryAfter === 1 ? "" : "s"}.` : "Try again soon.";
-  if (status === 401) return "The server asks for an API key.";
+  if (status === 401) return key() ? "The server does not know this key." : "The server asks for an API key.";
   if (status === 413) return detail || "That is more text than the server takes at once.";
   if (status === 429) return `The server is busy. ${again}`;
   if (status === 503) return `The server is not ready${detail ? ` (${detail})` : ""}. ${again}`;

@@ -3,7 +3,7 @@
 import { ApiError, stream } from "./api.js";
 import { announce, byId } from "./dom.js";
 import { AnswerView, copy, questionView } from "./message.js";
-import { sampling, setSystemPrompt, systemPrompt } from "./settings.js";
+import { sampling, systemPrompt } from "./settings.js";
 
 const KEPT = "prolepsis-chat";
 
@@ -34,14 +34,11 @@ export class Chat {
     return systemPrompt() ? [{ role: "system", content: systemPrompt() }, ...turns] : turns;
   }
 
-  /** Show these messages in place of the conversation; `restored` is how their cache came into the pool, if it did. */
-  load(messages, restored = null) {
+  /** Show these turns in place of the conversation; `restored` is how their cache came into the pool, if it did. */
+  load(turns, restored = null) {
     this.stop();
     this.restored = restored;
-    const system = messages.find(({ role }) => role === "system");
-    if (system) setSystemPrompt(system.content);
-    this.turns = messages.filter(({ role, content }) =>
-      (role === "user" || role === "assistant") && typeof content === "string");
+    this.turns = turns;
     this.redraw();
   }
 
@@ -135,14 +132,18 @@ export class Chat {
     };
     const clock = new Clock(turn.statistics, body.temperature > 0, this.restored);
     this.restored = null;
-    for await (const event of stream("/v1/chat/completions", { method: "POST", body, signal })) {
-      const choice = event.choices?.[0];
-      const text = choice?.delta?.content ?? "";
-      if (text) {
-        turn.content += text;
-        view.add(text);
+    try {
+      for await (const event of stream("/v1/chat/completions", { method: "POST", body, signal })) {
+        const choice = event.choices?.[0];
+        const text = choice?.delta?.content ?? "";
+        if (text) {
+          turn.content += text;
+          view.add(text);
+        }
+        clock.saw(text, choice?.finish_reason, event);
       }
-      clock.saw(text, choice?.finish_reason, event);
+    } finally {
+      clock.end();
     }
     if (!turn.statistics.finish) throw new ApiError("The answer broke off: the connection was closed.", 0);
   }
@@ -184,6 +185,7 @@ class Clock {
     this.sampled = sampled;
     this.restored = restored;
     this.asked = performance.now();
+    this.chunks = 0;
   }
 
   saw(text, finish, { usage, prolepsis }) {
@@ -194,6 +196,7 @@ class Clock {
       this.started ??= now;
       this.last = now;
     }
+    if (text) this.chunks += 1;
     if (finish) statistics.finish = finish;
     if (!usage) return;
     statistics.tokens = usage.completion_tokens;
@@ -204,5 +207,13 @@ class Clock {
     statistics.seed = this.sampled ? own.seed ?? null : null; // greedy answers need none
     const between = own.inter_token_s ?? (this.last - this.started) / 1000 / (usage.completion_tokens - 1);
     if (between > 0) statistics.perSecond = 1 / between;
+  }
+
+  /** The server tells nothing of an answer that broke off: nearly every chunk had one token. */
+  end() {
+    if (this.statistics.tokens != null || !this.chunks) return;
+    this.statistics.estimated = true;
+    this.statistics.tokens = this.chunks;
+    if (this.last > this.started) this.statistics.perSecond = (this.chunks - 1) / ((this.last - this.started) / 1000);
   }
 }

@@ -33,7 +33,7 @@ const chat = new Chat({
   },
 });
 composer = new Composer(chat);
-sessions = new Sessions(chat, needKey);
+sessions = new Sessions(chat, { needKey, showChat: () => go("chat") });
 sessions.offerSave();
 startViews();
 connect();
@@ -66,14 +66,18 @@ function show(phase, text) {
   byId("model").title = text;
 }
 
+/** Where there is no room for all views, show this one. */
+function go(view) {
+  document.body.dataset.view = view;
+  for (const button of document.querySelectorAll("[data-go]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.go === view));
+  }
+  engine.redraw();
+}
+
 function startViews() {
-  const buttons = document.querySelectorAll("[data-go]");
-  for (const button of buttons) {
-    button.addEventListener("click", () => {
-      document.body.dataset.view = button.dataset.go;
-      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-      engine.redraw();
-    });
+  for (const button of document.querySelectorAll("[data-go]")) {
+    button.addEventListener("click", () => go(button.dataset.go));
   }
   byId("panel").addEventListener("click", () => {
     const hidden = document.body.classList.toggle("no-engine");

@@ -50,8 +50,9 @@ function figures(statistics) {
   const shown = [];
   const add = (value, unit, kind = "") =>
     shown.push(make("span", { class: `figure ${kind}` }, make("b", {}, value), ` ${unit}`));
-  if (statistics.tokens != null) add(count(statistics.tokens), statistics.tokens === 1 ? "token" : "tokens");
-  if (statistics.perSecond) add(rate(statistics.perSecond), "tokens/s");
+  const about = statistics.estimated ? "about " : "";
+  if (statistics.tokens != null) add(about + count(statistics.tokens), statistics.tokens === 1 ? "token" : "tokens");
+  if (statistics.perSecond) add(about + rate(statistics.perSecond), "tokens/s");
   if (statistics.first != null) add(seconds(statistics.first), "to first token");
   if (statistics.finish === "length") shown.push(make("span", { class: "figure" }, "cut at max tokens"));
   if (statistics.finish === "stopped") shown.push(make("span", { class: "figure" }, "stopped"));

@@ -3,13 +3,15 @@
 import { ApiError, json } from "./api.js";
 import { byId, iconButton, make, notify } from "./dom.js";
 import { bytes, counted, ratio, seconds, when } from "./format.js";
+import { setSystemPrompt } from "./settings.js";
 
 const PATH = "/v1/sessions";
 
 export class Sessions {
-  constructor(chat, needKey) {
+  /** `hooks`: needKey() asks for a key, showChat() leads to the conversation. */
+  constructor(chat, hooks) {
     this.chat = chat;
-    this.needKey = needKey;
+    this.hooks = hooks;
     this.busy = false;
     byId("save-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -18,6 +20,7 @@ export class Sessions {
     byId("new-chat").addEventListener("click", () => {
       chat.load([]);
       this.showCurrent("");
+      hooks.showChat();
       byId("question").focus();
     });
   }
@@ -32,7 +35,7 @@ export class Sessions {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.show([]);
-      if (error.status === 401) this.needKey(error.message);
+      if (error.status === 401) this.hooks.needKey(error.message);
       else notify(error.message);
     }
   }
@@ -72,9 +75,12 @@ export class Sessions {
       const path = `${PATH}/${encodeURIComponent(id)}`;
       const session = await json(path);
       if (!session.messages.length) throw new ApiError("This session is a prompt that was saved through the API, not a chat.", 0);
+      const { system, turns } = readable(session.messages);
       const { restored_tokens: restored, plan } = await json(`${path}/restore`, { method: "POST" });
-      this.chat.load(session.messages, plan);
+      setSystemPrompt(system);
+      this.chat.load(turns, plan);
       byId("session-name").value = id;
+      this.hooks.showChat();
       if (restored) notify(`Resumed: ${counted(restored, "token")} restored from ${plan.tier} in ${seconds(plan.seconds)}`);
       else notify(`Resumed: ${plan?.explanation ?? "all its tokens were still in the pool"}`);
     });
@@ -93,7 +99,7 @@ export class Sessions {
     try {
       await action();
     } catch (error) {
-      if (error.status === 401) this.needKey(error.message);
+      if (error.status === 401) this.hooks.needKey(error.message);
       else notify(error.message);
     }
     this.busy = false;
@@ -108,6 +114,22 @@ export class Sessions {
       || !this.chat.turns.some(({ role, content }) => role === "assistant" && content);
   }
 }
+
+/** A conversation as this page has one, of messages as the API has them. */
+function readable(messages) {
+  if (messages.some(({ role, tool_calls: calls }) => role === "tool" || calls?.length)) {
+    throw new ApiError("This session has tool calls, which this page cannot show.", 0);
+  }
+  const texts = messages.map(({ role, content }) => ({ role, content: text(content) }));
+  const isSystem = ({ role }) => role === "system" || role === "developer";
+  return {
+    system: texts.filter(isSystem).map(({ content }) => content).join("\n\n"),
+    turns: texts.filter((message) => !isSystem(message)),
+  };
+}
+
+/** Parts are joined as the server joins them. */
+const text = (content) => (Array.isArray(content) ? content.map((part) => part.text ?? "").join("\n") : content ?? "");
 
 function suggestedName(turns) {
   const words = turns[0].content.trim().split(/[\s/\p{C}]+/u).slice(0, 6).join(" ");

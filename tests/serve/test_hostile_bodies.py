@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from conftest import Served
+from served import Served
 
 from prolepsis.model.chat_template import ChatTemplate
 

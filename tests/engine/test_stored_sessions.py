@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from stores import AMPLE, GREEDY, cached_kv, forget, run, tokens_of
+from stores import AMPLE, GREEDY, UnsoundTier, cached_kv, forget, run, tokens_of
 
 from prolepsis import LLM
 from prolepsis.engine import session_manifest, stored_sessions
@@ -13,8 +13,9 @@ from prolepsis.engine.async_engine import AsyncEngine
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.planner import Planner
 from prolepsis.engine.stored_sessions import StoredSessions
-from prolepsis.errors import CapacityError, InputError, SegmentError
+from prolepsis.errors import CapacityError, InputError, SegmentError, TierError
 from prolepsis.store import MemoryTier, Tiers
+from prolepsis.store.breaker import LONGEST_PAUSE, Breaker
 
 TOKENS = random.Random(0).choices(range(1, 1000), k=700)
 MESSAGES = [
@@ -120,6 +121,86 @@ def test_pins_that_were_lost_are_set_again_at_the_start(llm: LLM) -> None:
             assert tier.usage().evictions > 0
             assert await sessions.inspect("me", "one") == saved
             assert all(tiers.locate(part.key) for part in saved.parts)
+
+    run(work())
+
+
+def test_pins_that_were_left_over_are_taken_back_at_the_start(llm: LLM) -> None:
+    tier = MemoryTier(AMPLE)
+    tiers = Tiers([tier])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            saved = await StoredSessions(engine).save("me", "one", MESSAGES, TOKENS)
+            await tokens_of(engine, TOKENS[:300], salt="another")
+            assert await engine.flush(60)
+            for key in list(tiers.keys("kv")):
+                tiers.pin(key)
+            StoredSessions(engine)
+            ours = {session_manifest.key_of("me", "one"), *(part.key for part in saved.parts)}
+            assert set(tier.pinned()) == ours < set(tiers.keys())
+
+    run(work())
+
+
+def test_a_damaged_session_is_deleted_with_its_segments(llm: LLM) -> None:
+    tier = MemoryTier(AMPLE)
+    tiers = Tiers([tier])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            for inspected in (False, True):
+                await sessions.save("me", "x", [], TOKENS)
+                tiers.put(session_manifest.key_of("me", "x"), b"{}")
+                if inspected:  # which deletes it
+                    assert await sessions.inspect("me", "x") is None
+                assert await sessions.delete("me", "x") is not inspected
+                assert tier.pinned() == []
+                assert await sessions.list("me") == []
+
+    run(work())
+
+
+def test_what_others_delete_is_not_listed(llm: LLM) -> None:
+    tier = MemoryTier(AMPLE)
+    tiers = Tiers([tier])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            ours, others = StoredSessions(engine), StoredSessions(engine)
+            await others.save("me", "x", [], TOKENS[:300])
+            await ours.save("me", "y", [], TOKENS)
+            assert {summary.id for summary in await ours.list("me")} == {"x", "y"}
+            assert await others.delete("me", "x")
+            assert [summary.id for summary in await ours.list("me")] == ["y"]
+            assert await ours.restore("me", "y") is not None
+
+    run(work())
+
+
+def test_a_session_that_a_tier_may_keep_is_not_said_to_be_deleted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(Breaker.__init__, "__defaults__", (lambda: now[0],))
+    away = UnsoundTier("away")
+    tiers = Tiers([MemoryTier(AMPLE), away])
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            await sessions.save("me", "x", [], TOKENS[:300], cache_salt="salt")
+            away.failing = 1.0
+            for _ in range(2):
+                with pytest.raises(TierError, match="try again"):
+                    await sessions.delete("me", "x")
+                with pytest.raises(TierError, match="try again"):
+                    await sessions.delete("me", "unknown")
+            away.failing = 0.0
+            now[0] += LONGEST_PAUSE
+            assert [summary.id for summary in await sessions.list("me")] == ["x"]
+            assert await sessions.delete("me", "x")
+            assert list(tiers.keys()) == []  # of all salts
+            assert not await sessions.delete("me", "x")
 
     run(work())
 

@@ -11,6 +11,8 @@ import pytest
 from served import serving
 from server_process import ServerProcess
 
+from prolepsis.errors import TierError
+
 JSON = {"content-type": "application/json"}
 KEYS = ("first-key-0123456789", "second-key-0123456789", "third-key-0123456789")
 TALK = [
@@ -169,3 +171,15 @@ def test_what_is_stored_outlives_its_server_however_that_ends(
         assert after["choices"] == before["choices"]
         assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= restored
         assert other.chat(GOES_ON)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_delete_that_a_tier_may_undo_is_to_be_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def delete(*_: object) -> bool:
+        raise TierError("a tier does not answer: try again")
+
+    with serving(tiny, stores=("memory:64MiB",)) as server:
+        monkeypatch.setattr(server.state.sessions, "delete", delete)
+        answer = httpx.delete(server.url + "/v1/sessions/x")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "store_unavailable"
+    assert int(answer.headers["retry-after"]) > 0

@@ -30,6 +30,7 @@ class StoredSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages: as they were given. tokens: ids of all of it. parts: the segments that hold its K and V, in order.
     raw_bytes: of K and V in the pool; coded_bytes: in the store. model: identity of the model, part by part. created:
     Unix time. pinned: whether a tier has promised to keep all parts until the session is deleted.
+    cache_salt: of the requests that it comes from.
     """
 
     version: Literal[1]
@@ -42,6 +43,7 @@ class StoredSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: list[StoredPart]
     raw_bytes: _Size
     pinned: bool
+    cache_salt: str
 
     @property
     def coded_bytes(self) -> int:

@@ -17,11 +17,12 @@ from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session_manifest import SessionSummary, StoredPart, StoredSession, key_of
 from prolepsis.engine.store_writer import SavedChain
-from prolepsis.errors import CapacityError, InputError, SegmentError
+from prolepsis.errors import CapacityError, InputError, SegmentError, TierError
 
 MAX_SESSIONS = 1000
 """Of one owner."""
-_TRIES = 3  # where the pool is crowded, blocks may be evicted between being computed and being stored
+_TRIES = 3
+"""That store no more than those before: in a crowded pool, blocks may be evicted between being computed and stored."""
 
 
 class StoredSessions:
@@ -40,9 +41,12 @@ class StoredSessions:
         self._known: dict[str, SessionSummary] = {}
         self._lock = RLock()
         self._refresh()
+        # Where a process ended between two steps, or the index of a directory was lost, pins are missing, or left over.
         for key, summary in self._known.items():
-            # Pins may be missing where a process ended between two steps, or the index of a directory was lost.
             self._pin([key, *summary.keys])
+        if all(tier.available for tier in self._store.tiers.statistics()):
+            for key in self._store.tiers.pinned() - self._known.keys() - self._used():
+                self._store.tiers.unpin(key)
 
     async def save(
         self,
@@ -65,7 +69,7 @@ class StoredSessions:
         await asyncio.to_thread(self._require_place, owner, key)
         with self._store.holding(name.key for name in self._store.names(ids, salt)):
             saved = await self._stored(ids, salt)
-            return await asyncio.to_thread(self._write, owner, session_id, messages, ids, saved.segments)
+            return await asyncio.to_thread(self._write, owner, session_id, messages, ids, salt, saved.segments)
 
     async def inspect(self, owner: str, session_id: str) -> StoredSession | None:
         """All that is kept of a session but its K and V; None where there is none of this id."""
@@ -76,6 +80,7 @@ class StoredSessions:
     ) -> tuple[StoredSession, RestorePlan | None] | None:
         """A session, with its K and V brought into the pool for the request that goes on with it, if they are worth it.
 
+        cache_salt: of that request, by default the one that the session was saved with.
         The plan says what was restored; it is None where the pool had them. Returns None where there is no such
         session. Raises SegmentError for one of another model.
         """
@@ -85,26 +90,29 @@ class StoredSessions:
         if session.model != identity(self._engine.llm):
             raise SegmentError(f"the session {session_id!r} was saved with another model: {session.model}")
         tokens = self._engine.llm.encode(session.tokens)
-        return session, await self._engine.prefetch(tokens, owner if cache_salt is None else cache_salt)
+        return session, await self._engine.prefetch(tokens, session.cache_salt if cache_salt is None else cache_salt)
 
     async def list(self, owner: str) -> Many[SessionSummary]:
         """The owner's sessions, the latest first."""
         return await asyncio.to_thread(self._list, owner)
 
-    async def delete(self, owner: str, session_id: str, *, cache_salt: str | None = None) -> bool:
-        """Delete a session, and the segments that no other session has. False: there is none of this id."""
-        salt = owner if cache_salt is None else cache_salt
-        return await asyncio.to_thread(self._delete, key_of(owner, session_id), salt)
+    async def delete(self, owner: str, session_id: str) -> bool:
+        """Delete a session, and the segments that no other session has. False: there is none of this id.
+
+        Raises TierError where a tier does not answer, which might bring the session back: it is to be tried again.
+        """
+        return await asyncio.to_thread(self._delete, key_of(owner, session_id))
 
     async def _stored(self, tokens: Many[int], salt: str) -> SavedChain:
         saved = await self._engine.store_now(tokens, salt)
-        for _ in range(_TRIES):
-            if saved.whole:
-                return saved
+        most, tries = len(saved.segments), _TRIES
+        while not saved.whole and tries:
             async with aclosing(self._engine.generate(tokens, SamplingParams(max_tokens=1), cache_salt=salt)) as stream:
                 async for _ in stream:
                     pass
             saved = await self._engine.store_now(tokens, salt)
+            tries = _TRIES if len(saved.segments) > most else tries - 1
+            most = max(most, len(saved.segments))
         if not saved.whole:
             raise CapacityError(
                 f"only {sum(part.tokens for part in saved.segments)} of {len(tokens)} tokens could be stored: give the "
@@ -124,6 +132,7 @@ class StoredSessions:
         session_id: str,
         messages: Many[Mapping[str, Any]],
         tokens: Many[int],
+        salt: str,
         segments: Iterable[StoredSegment],
     ) -> StoredSession:
         parts = [StoredPart(*segment) for segment in segments]
@@ -136,11 +145,13 @@ class StoredSessions:
             pinned = self._pin(keys)
             session = StoredSession(
                 1, owner, session_id, time.time(), identity(llm), [dict(message) for message in messages], list(tokens),
-                parts, raw, pinned,
+                parts, raw, pinned, salt,
             )  # fmt: skip
             try:
                 if not all(self._store.tiers.locate(part) for part in keys):
-                    raise CapacityError("the store's tiers have no room for the whole session: give them more")
+                    raise CapacityError(
+                        "a part of the session is gone from the store's tiers: try again, or give them more room"
+                    )
                 if not self._store.tiers.put(key, session_manifest.pack(session), pinned=True).tiers:
                     raise CapacityError("no tier of the store has room for the session's manifest")
             except BaseException:
@@ -170,32 +181,44 @@ class StoredSessions:
         return sorted(mine, key=lambda summary: summary.created, reverse=True)
 
     def _refresh(self) -> None:
-        """Know the sessions that are there, those of other processes too."""
-        there = set(self._store.tiers.keys("session"))
+        """Know the sessions that are there, those of other processes too, and forget those that others deleted."""
+        tiers = self._store.tiers
+        there = set(tiers.keys("session"))
         with self._lock:
-            new = there - self._known.keys()
-        read = {key: session.summary for key in new if (session := self._read(key)) is not None}
-        with self._lock:
-            self._known |= read
+            for key in there - self._known.keys():
+                session = self._read(key)
+                if session is not None:
+                    self._known[key] = session.summary
+            for key in self._known.keys() - there:
+                if tiers.locate(key) is None and tiers.answer(key):
+                    self._unpin(set(self._known.pop(key).keys))
             self._tell()
 
-    def _delete(self, key: str, salt: str) -> bool:
+    def _delete(self, key: str) -> bool:
+        tiers = self._store.tiers
         with self._lock:
+            self._refresh()  # others may have saved what shares segments with it
             session = self._read(key)
-            self._known.pop(key, None)
-            self._store.tiers.delete(key)
-            if session is None:
-                return False
-            mine = {part.key for part in session.parts}
-            self._unpin(mine)
-            gone = mine - self._used()
-            for name in self._store.names(session.tokens, salt):
+            if not tiers.answer(key):
+                raise TierError("a tier of the store does not answer, and may have the session: try again")
+            deleted = tiers.delete(key)
+            summary = self._known.pop(key, None)
+            if summary is not None:
+                self._delete_segments(set(summary.keys), session)
+                self._tell()
+        if not deleted:
+            raise TierError("a tier of the store failed to delete the session: try again")
+        return summary is not None
+
+    def _delete_segments(self, mine: set[str], session: StoredSession | None) -> None:
+        self._unpin(mine)
+        gone = mine - self._used()
+        if session is not None:
+            for name in self._store.names(session.tokens, session.cache_salt):
                 if name.key in gone:  # the record has their token ids
                     self._store.tiers.delete(latest_key(name.parent))
-            for part in gone:
-                self._store.tiers.delete(part)
-            self._tell()
-        return True
+        for part in gone:
+            self._store.tiers.delete(part)
 
     def _used(self) -> set[str]:
         """Segments of all sessions."""

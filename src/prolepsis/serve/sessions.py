@@ -16,7 +16,7 @@ from prolepsis.engine.identity import identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.session_manifest import SessionSummary, StoredSession
 from prolepsis.engine.stored_sessions import StoredSessions
-from prolepsis.errors import CapacityError, InputError
+from prolepsis.errors import CapacityError, InputError, TierError
 from prolepsis.model.chat_template import encode_chat
 from prolepsis.serve.answers import json_response
 from prolepsis.serve.auth import tenant_of
@@ -76,11 +76,13 @@ async def restore(id_: str, request: Request, state: State, body: RestoreBody | 
 
 
 @router.delete("/v1/sessions/{id_}")
-async def delete(id_: str, request: Request, state: State, cache_salt: str = "") -> Response:
+async def delete(id_: str, request: Request, state: State) -> Response:
     """Forget one, and what of its K and V no other session has."""
-    tenant = tenant_of(request)
-    salt = tenant.cache_salt(cache_salt)
-    if not await _sessions(state).delete(tenant.owner, _check_id(id_), cache_salt=salt):
+    try:
+        deleted = await _sessions(state).delete(tenant_of(request).owner, _check_id(id_))
+    except TierError as error:
+        raise APIError(503, str(error), code="store_unavailable", headers={"Retry-After": "10"}) from error
+    if not deleted:
         raise _unknown(id_)
     return json_response({"id": id_, "object": "session", "deleted": True})
 

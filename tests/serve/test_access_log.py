@@ -70,9 +70,14 @@ def test_an_answer_that_was_cut_off_and_one_that_failed_are_logged_as_that() -> 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("oh")
 
-    for app, logged in [(cut, " POST /v1/x 200 (cut off) "), (failing, " POST /v1/x 0 (cut off) ")]:
+    endless = "/v1/engine/events"
+    for app, path, logged in [
+        (cut, "/v1/x", " POST /v1/x 200 (cut off) "),
+        (failing, "/v1/x", " POST /v1/x 0 (cut off) "),
+        (cut, endless, f" POST {endless} 200 0."),
+    ]:
         stream = io.StringIO()
-        scope: Scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": []}
+        scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
         with suppress(KeyError):
             asyncio.run(AccessLog(app, as_json=False, prompts=False, stream=stream)(scope, _nothing, _nowhere))
         assert logged in stream.getvalue()

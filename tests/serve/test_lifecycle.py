@@ -16,7 +16,7 @@ MOST = 2_000  # tokens, which take the tiny model some seconds
 
 def test_the_port_answers_while_the_model_is_loaded(tiny: Path) -> None:
     command = stalling("prolepsis.engine.llm:LLM:__init__:1")
-    with ServerProcess(tiny, "--host", "0.0.0.0", command=command) as server:
+    with ServerProcess(tiny, "--host", "0.0.0.0", "--log-json", command=command) as server:
         server.await_line("stalled")
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         for answer in (httpx.get(f"{url}/health"), httpx.post(f"{url}/v1/completions", json={})):
@@ -25,7 +25,11 @@ def test_the_port_answers_while_the_model_is_loaded(tiny: Path) -> None:
             assert answer.json()["error"]["code"] == "loading"
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert "WARNING: anyone who can reach this address" in server.said  # it has no key
+        said = [json.loads(line) for line in server.said.splitlines() if line != "stalled"]
+        assert said[-1]["message"].startswith("shutting down")
+        assert "anyone who can reach this address" in next(
+            each["message"] for each in said if each["level"] == "warning"
+        )
 
 
 def test_open_streams_end_whole_and_are_stored_before_the_server_ends(tiny: Path, tmp_path: Path) -> None:
@@ -102,4 +106,9 @@ def test_an_address_that_is_taken_is_named(tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = call("serve", tiny, "--port", str(port))
-    assert_refused(outcome, f"cannot listen on 127.0.0.1, port {port}", "in use")
+    assert_refused(outcome, f"cannot listen on 127.0.0.1, port {port}: Address already in use\n")
+
+
+@pytest.mark.parametrize(("name", "part"), [("foo", "auto, static, linear"), ("twin-int8", "use linear or static")])
+def test_a_predictor_that_no_store_takes_is_refused_without_a_store_too(tiny: Path, name: str, part: str) -> None:
+    assert_refused(call("serve", tiny, "--store-predictor", name), name, part)

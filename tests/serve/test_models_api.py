@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from asgi_client import error_of
 
 from prolepsis import LLM
 from prolepsis.serve.options import ServeOptions
@@ -85,7 +86,22 @@ def test_a_bad_field_is_named(post: Any, path: str, body: dict[str, Any], param:
     assert answer.json()["error"]["param"] == param
 
 
-def test_what_is_not_there_is_an_error_object_too(served: Any, post: Any) -> None:
-    for answer, status in ((post("/v1/embeddings", {}), 404), (httpx.get(f"{served.url}/v1/completions"), 405)):
+def test_what_is_not_there_is_named(served: Any, post: Any) -> None:
+    long = "/v1/" + "x" * 5000
+    get = httpx.get(f"{served.url}/v1/completions")
+    for answer, status, part in (
+        (post("/v1/embeddings", {}), 404, "'/v1/embeddings' here (POST)"),
+        (get, 405, "'/v1/completions' does not take GET: use POST"),
+        (post(long, {}), 404, long[:80]),
+    ):
         assert answer.status_code == status
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        error = error_of(answer)
+        assert part in error["message"]
+        assert len(error["message"]) < 200
+
+
+def test_a_body_that_is_not_sent_as_json_is_told_how(served: Any) -> None:
+    for sent in ({"content": b'{"prompt": "x"}'}, {"json": [1]}, {}):
+        answer = httpx.post(f"{served.url}/tokenize", **sent)
+        assert answer.status_code == 400
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]

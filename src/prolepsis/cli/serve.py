@@ -19,6 +19,7 @@ from prolepsis.cli.console import (
     load,
     note,
 )
+from prolepsis.engine.kv_store import PREDICTORS, check_predictor
 from prolepsis.model.memory import parse_size
 from prolepsis.model.pull import DEFAULT_MODEL
 from prolepsis.serve.options import ServeOptions
@@ -39,7 +40,9 @@ def serve(
         list[str] | None,
         typer.Option(help="Tier of the store, fastest first, e.g. memory:512MiB or disk:DIRECTORY:20GiB; may repeat."),
     ] = None,
-    store_predictor: Annotated[str, typer.Option(help="What codes stored segments.")] = "auto",
+    store_predictor: Annotated[
+        str, typer.Option(help=f"What codes stored segments: {', '.join(PREDICTORS)}.")
+    ] = "auto",
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,6 +108,7 @@ def serve(
     """Serve a model over HTTP, as OpenAI's clients expect it."""
     from prolepsis.serve.lifecycle import run  # here, since no other command needs what it imports
 
+    check_predictor(store_predictor)
     options = ServeOptions(
         model=model,
         host=host,

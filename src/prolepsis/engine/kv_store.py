@@ -247,14 +247,20 @@ class KVStore:
         return self._linear if not self._auto or self.planner.is_worth("linear") else None
 
 
+def check_predictor(name: str) -> None:
+    """Raise InputError for one that cannot code segments."""
+    if name in PREDICTORS:
+        return
+    if name in get_args(PredictorKind):
+        raise InputError(
+            f"{name} builds on all tokens before a segment, so what is stored by segments cannot be coded "
+            "with it: use linear or static"
+        )
+    raise InputError(f"the store's predictor must be one of {', '.join(PREDICTORS)}, not {name!r}")
+
+
 def _linear_profile(llm: LLM, predictor: str) -> AnyProfile | None:
-    if predictor not in PREDICTORS:
-        if predictor in get_args(PredictorKind):
-            raise InputError(
-                f"{predictor} builds on all tokens before a segment, so what is stored by segments cannot be coded "
-                "with it: use linear or static"
-            )
-        raise InputError(f"the store's predictor must be one of {', '.join(PREDICTORS)}, not {predictor!r}")
+    check_predictor(predictor)
     if predictor == "static":
         return None
     skipped: list[str] = []

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from prolepsis.serve.asgi import is_last
 
 _QUIET = ("/health", "/metrics")  # asked for every few seconds by machines: only what fails is worth a line
+_ENDLESS = ("/v1/engine/events",)  # whoever reads these leaves before their end
 _LONGEST_PATH = 200
 
 
@@ -33,7 +34,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        status, whole = 0, False
+        status, whole = 0, scope["path"] in _ENDLESS
         state = scope.setdefault("state", {})
 
         async def watched_send(message: Message) -> None:
@@ -90,13 +91,13 @@ def set_up_logging(*, as_json: bool) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
+def json_line(level: str, message: str, **more: str) -> str:
+    """What the server says of itself, beside its requests."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "message": message, **more})
+
+
 class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+        traceback = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json_line(record.levelname.lower(), record.getMessage(), **traceback)

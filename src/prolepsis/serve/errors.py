@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -83,7 +84,9 @@ def _of_validation(error: RequestValidationError) -> APIError:
     where = field_name(_in_body(location, error.body) if part == "body" else location)
     own = first.get("ctx", {}).get("error")
     message = str(own) if isinstance(own, ValueError) else first["msg"]
-    return APIError(400, f"{where}: {message}" if where else f"the body: {message}", param=where or None)
+    if not where and not isinstance(own, ValueError):
+        return APIError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    return APIError(400, f"{where or 'the body'}: {message}", param=where or None)
 
 
 def _in_body(location: Sequence[str | int], body: Any) -> Sequence[str | int]:
@@ -127,12 +130,23 @@ async def _answer(_: Request, error: Exception) -> Response:
     return as_api_error(error).response()
 
 
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    method, path = f"{request.method:.16}", f"{request.url.path!r:.100}"
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error.detail = f"there is no {path} here ({method})"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error.detail = f"{path} does not take {method}: use {(error.headers or {}).get('Allow', 'another method')}"
+    return as_api_error(error).response()
+
+
 async def _answer_unforeseen(_: Request, error: Exception) -> Response:
     return as_api_error(error).response()  # whoever runs the app gets the error too, and logs it
 
 
 def add_handlers(app: FastAPI) -> None:
     """Have every error of an app's endpoints answered so."""
-    for kind in (ProlepsisError, RequestValidationError, HTTPException):
+    for kind in (ProlepsisError, RequestValidationError):
         app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, _answer_unforeseen)

@@ -19,7 +19,7 @@ from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.errors import InputError, ProlepsisError
-from prolepsis.serve.access_log import set_up_logging
+from prolepsis.serve.access_log import json_line, set_up_logging
 from prolepsis.serve.app import create_app
 from prolepsis.serve.banner import banner
 from prolepsis.serve.browsers import is_loopback
@@ -72,9 +72,9 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._on_signal)
-        _say(f"listening on {_url(listener)}, loading {self._state.model_name}")
+        self._say(f"listening on {_url(listener)}, loading {self._state.model_name}")
         if not self._options.api_keys and not is_loopback(self._options.host):
-            _say("WARNING: anyone who can reach this address can use the server: it has no --api-key")
+            self._say("WARNING: anyone who can reach this address can use the server: it has no --api-key", "warning")
         Thread(target=self._load, name="prolepsis-loader", daemon=True).start()
         try:
             await self._server.serve([listener])
@@ -104,8 +104,8 @@ class _Process:
             self._state.ready(self._engine, sessions)
             self._engine.when_ended(partial(self._tell, self._engine_ended))
             for line in banner(self._engine):
-                _say(line)
-            _say(f"ready after {seconds:.1f} s")
+                self._say(line)
+            self._say(f"ready after {seconds:.1f} s")
 
     def _engine_ended(self) -> None:
         if self._state.phase != "draining":
@@ -127,7 +127,7 @@ class _Process:
         why = "the server is shutting down"
         self._loop.call_later(min(_WATCHERS_S, timeout), requests.end, why, lambda method: method != "POST")
         self._loop.call_later(timeout, requests.end, f"{why}, and has waited {timeout:g} s (--drain-timeout)")
-        _say(f"shutting down; {len(requests)} open requests have {timeout:g} s, a second signal ends them at once")
+        self._say(f"shutting down; {len(requests)} open requests have {timeout:g} s, a second signal ends them at once")
 
     async def _close(self) -> None:
         self._state.close()
@@ -135,10 +135,14 @@ class _Process:
         if engine is None:
             return
         if not await engine.flush(max(self._options.drain_timeout, _LEAST_FLUSH_S)):
-            _say("not all K and V that could have been stored were: there was no more time")
+            self._say("not all K and V that could have been stored were: there was no more time", "warning")
         await engine.close()
         if engine.store is not None:
             await asyncio.to_thread(engine.store.close)
+
+    def _say(self, what: str, level: str = "info") -> None:
+        line = json_line(level, what) if self._options.log_json else f"prolepsis: {what}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _new_engine(load: Callable[[], LLM], tiers: Tiers | None, predictor: str) -> AsyncEngine:
@@ -173,13 +177,11 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
-        raise InputError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+        # What the error itself says of an address that is taken names it again, as Python writes a tuple.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+        raise InputError(f"cannot listen on {host}, port {port}: {why}") from None
 
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _say(what: str) -> None:
-    print(f"prolepsis: {what}", file=sys.stderr, flush=True)

@@ -29,6 +29,10 @@ class SegmentError(InputError):
     """Coded KV is truncated, damaged, foreign, of a newer version, or belongs to another model."""
 
 
+class ProfileMissingError(SegmentError):
+    """Coded KV is sound as far as is known, but the profile that it was coded with is not kept here."""
+
+
 class CapacityError(ProlepsisError):
     """The KV pool has no free block left for what was asked."""
 

@@ -49,7 +49,8 @@ class PayloadCodec:
     def decode(self, data: bytes, name: SegmentName, ids: Sequence[int]) -> tuple[KV, str]:
         """(K and V, predictor) of the segment `name`, whose token ids are `ids`.
 
-        Raises SegmentError for bytes that are damaged, another segment's, another model's, or of other arithmetic.
+        Raises SegmentError for bytes that are damaged, another segment's, another model's, or of other arithmetic, and
+        ProfileMissingError for those whose profile is not kept here.
         """
         config = self._llm.config
         if len(data) > self._llm.kv_cache.bytes_per_token * len(ids) * 2 + _SPARE:

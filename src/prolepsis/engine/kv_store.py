@@ -19,8 +19,10 @@ from prolepsis.engine.planner import Piece, Planner
 from prolepsis.engine.profile_store import best_kept
 from prolepsis.engine.profiles import PredictorKind
 from prolepsis.engine.store_statistics import Counter, StoreStatistics
-from prolepsis.errors import InputError, SegmentError
-from prolepsis.store import Found, Tiers
+from prolepsis.errors import InputError, ProfileMissingError, SegmentError
+from prolepsis.store import Found, Located, Tiers
+
+_MOST_UNREADABLE = 100_000  # keys; with them some 15 MB of memory
 
 PREDICTORS = ("auto", "static", "linear")
 
@@ -75,6 +77,7 @@ class KVStore:
         self._linear = _linear_profile(llm, predictor)
         self._auto = predictor == "auto"
         self._count = Counter()
+        self._unreadable: set[str] = set()
         self._kept: frozenset[str] = frozenset()
         self._held: Counts[str] = Counts()
         self._lock = Lock()
@@ -128,7 +131,7 @@ class KVStore:
 
     def located(self, name: SegmentName) -> StoredSegment | None:
         """A segment, if it is stored. Counts as a use: what is stored next does not push it out."""
-        found = self.tiers.locate(name.key)
+        found = self._locate(name)
         if found is None:
             return None
         self.tiers.touch(name.key)
@@ -139,8 +142,13 @@ class KVStore:
         for stored in reversed(list(segments)):
             self.tiers.touch(stored.key)
 
-    def look_up(self, tokens: Sequence[int], salt: str, held: int) -> list[StoredPiece]:
-        """What continues the first `held` of `tokens`, in order: whole segments, and the beginning of a last one."""
+    def look_up(
+        self, tokens: Sequence[int], salt: str, held: int, abandoned: Callable[[], bool] = lambda: False
+    ) -> list[StoredPiece]:
+        """What continues the first `held` of `tokens`, in order: whole segments, and the beginning of a last one.
+
+        abandoned: whether nobody waits for it any more; it ends then.
+        """
         pieces: list[StoredPiece] = []
         parent = self._names.root(salt)
         for start in range(0, len(tokens), GRID):
@@ -149,12 +157,18 @@ class KVStore:
             parent, before = name.digest, parent
             if name.stop <= held:
                 continue
-            found = self.tiers.locate(name.key)
+            if abandoned():
+                break
+            found = self._locate(name)
             if found is None:
                 pieces += self._part(before, start, ids, held)
                 break
             pieces.append(self._piece(name, ids, name.stop, max(start, held), found.tier, found.size))
         return pieces
+
+    def _locate(self, name: SegmentName) -> Located | None:
+        """Where a segment is, if it is stored and was not found to be unreadable."""
+        return None if name.key in self._unreadable else self.tiers.locate(name.key)
 
     def _part(self, parent: bytes, start: int, wanted: list[int], held: int) -> list[StoredPiece]:
         """A stored segment that begins as `wanted` does."""
@@ -163,7 +177,7 @@ class KVStore:
         if stop <= max(start, held):
             return []
         name = segment(parent, start, ids)
-        found = self.tiers.locate(name.key)
+        found = self._locate(name)
         return [] if found is None else [self._piece(name, ids, stop, max(start, held), found.tier, found.size)]
 
     def _piece(self, name: SegmentName, ids: list[int], stop: int, first: int, tier: str, size: int) -> StoredPiece:
@@ -196,10 +210,17 @@ class KVStore:
         self.planner.fetched(found.tier, self._kinds.get(found.tier, "remote"), len(found.data), found.seconds)
 
     def decode(self, data: bytes, piece: StoredPiece) -> tuple[KV, str] | None:
-        """(K and V of the segment, predictor); None, and the entry is deleted, for bytes that cannot be used."""
+        """(K and V of the segment, predictor); None for bytes that cannot be used.
+
+        They are deleted, unless it is only that their profile is not kept here: others may have it.
+        """
         begin = time.perf_counter()
         try:
             kv, predictor = self._codec.decode(data, piece.name, piece.ids)
+        except ProfileMissingError:
+            self._count.add(unreadable_segments=1)
+            self._unreadable.add(piece.name.key)
+            return None
         except SegmentError:
             self._count.add(damaged_segments=1)
             self.tiers.delete(piece.name.key)
@@ -208,6 +229,16 @@ class KVStore:
         self.planner.decoded(predictor, len(piece.ids), seconds)
         self._count.add(restore_seconds=seconds)
         return kv, predictor
+
+    def broke_off(self, pieces: Sequence[StoredPiece]) -> None:
+        """The first of these could not be restored. If it is unreadable, so are most likely the rest.
+
+        All of them are stored anew then when they have been computed, where else each request would find one more.
+        """
+        if len(self._unreadable) > _MOST_UNREADABLE:
+            self._unreadable.clear()
+        if pieces[0].name.key in self._unreadable:
+            self._unreadable.update(piece.name.key for piece in pieces)
 
     def restored(self, piece: StoredPiece) -> None:
         """Count a piece as written into the pool."""
@@ -226,6 +257,7 @@ class KVStore:
         if not self.tiers.put(name.key, data, final=True).tiers:
             self._count.add(refused_segments=1)
             return None
+        self._unreadable.discard(name.key)
         self._remember(name, ids)
         self._count.add(
             stored_segments=1,

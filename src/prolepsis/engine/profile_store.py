@@ -24,7 +24,7 @@ from prolepsis.coding.profile_file import CalibratedProfile, to_bytes
 from prolepsis.engine.identity import geometry, identity
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.profiles import PredictorKind, bind, needs_model, read_profile
-from prolepsis.errors import InputError, SegmentError
+from prolepsis.errors import InputError, ProfileMissingError
 from prolepsis.store import replace_file
 
 # What a save takes where it is not told. Whoever calibrated a predictor wants it used; of several, the one that makes
@@ -96,7 +96,7 @@ def profile_of_session(header: Header, name: str, llm: LLM | None = None) -> Any
     llm: the model that the file belongs to.
 
     Raises:
-        SegmentError: the profile is not kept, or its file is damaged.
+        ProfileMissingError: the profile is not kept, or its file is damaged.
         InputError: it needs the model, and there is none.
     """
     directory, wanted = _directory_of(header.model), _name(header.predictor, header.dtype, header.profile_fingerprint)
@@ -109,7 +109,7 @@ def profile_of_session(header: Header, name: str, llm: LLM | None = None) -> Any
             fault = f" ({error})"
         else:
             return _bound(calibrated.profile, name, llm)
-    raise SegmentError(
+    raise ProfileMissingError(
         f"{name} needs the profile {header.profile_fingerprint} of the predictor {header.predictor!r}, which is not in "
         f"the file nor kept in {directory}{fault}: pass its file with --profile, or put it there as {wanted}; no other "
         "profile will do, and without it the KV has to be computed again"

@@ -15,15 +15,15 @@ Reason = Literal[
 ]
 """restore_is_faster: it was restored. recompute_is_faster: it would have taken longer than computing it.
 nothing_stored: the store knows no more than the pool. The others broke a restore off: timed_out (a tier is slow or
-dead), damaged (bytes that are not those stored, or gone), no_room (the pool could not keep it), failed (an error),
-cancelled (the request)."""
+dead), damaged (bytes that are not those stored, gone, or of a profile that is not kept), no_room (the pool could not
+keep it), failed (an error), cancelled (the request)."""
 
 _TOLD: dict[Reason, str] = {
     "restore_is_faster": "restored: about {restore}, where computing takes about {recompute}",
     "recompute_is_faster": "computed: restoring takes about {restore}, computing {recompute}",
     "nothing_stored": "computed: the store knows no more of the prompt than the pool",
     "timed_out": "restoring took longer than it may: the rest is computed",
-    "damaged": "a segment was gone or not what was stored: from there on it is computed",
+    "damaged": "a segment was gone, not what was stored, or not readable here: from there on it is computed",
     "no_room": "the pool had no room for what was restored: the rest is computed",
     "failed": "restoring failed: the rest is computed",
     "cancelled": "the request was cancelled",

@@ -144,21 +144,22 @@ class Restorer:
     def _restore(self, restore: Restore) -> Reason | None:
         """Returns why it was broken off, if it was."""
         store, held = self._store, restore.plan.pool_tokens
-        pieces = store.look_up(restore.tokens, restore.salt, held)
-        plan = store.planner.decide(held, [piece.piece for piece in pieces], store.predictor)
+        pieces = store.look_up(restore.tokens, restore.salt, held, lambda: restore.abandoned)
         if restore.abandoned:
             return None
+        plan = store.planner.decide(held, [piece.piece for piece in pieces], store.predictor)
         restore.plan = plan
         if plan.reason == "recompute_is_faster":
             store.planner.refused([piece.piece for piece in pieces], store.predictor)
         if plan.reason != "restore_is_faster":
             return None
         placed: deque[Future[Reason | None]] = deque()
-        for piece, data in self._fetched(pieces):
+        for number, (piece, data) in enumerate(self._fetched(pieces)):
             decoded = None if data is None else self._decode(data, piece)
             if restore.abandoned:
                 return None
             if decoded is None:
+                store.broke_off(pieces[number:])
                 return _first_reason(placed) or "damaged"
             kv, plan.predictor = decoded
             placed.append(self._call(partial(self._place, restore, piece, kv)))

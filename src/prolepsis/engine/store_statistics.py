@@ -25,6 +25,8 @@ class StoreStatistics:
     """Segments that were evicted from the pool before they could be stored, or for which the queue had no room."""
     damaged_segments: int = 0
     """Stored bytes that were not those of their name: deleted, and computed again."""
+    unreadable_segments: int = 0
+    """Segments coded with a profile that is not kept here: left for those who have it, and computed again."""
     refused_segments: int = 0
     """Segments that no tier took."""
     lost_segments: int = 0

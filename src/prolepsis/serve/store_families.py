@@ -26,6 +26,7 @@ def _segments(make: FamilyMaker, now: StoreStatistics) -> Iterator[Metric]:
         "missed": now.missed_segments,
         "damaged": now.damaged_segments,
         "refused": now.refused_segments,
+        "unreadable": now.unreadable_segments,
         "lost": now.lost_segments,
         "failed": now.failures,
     }

@@ -178,7 +178,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         # What the error itself says of an address that is taken names it again, as Python writes a tuple.
-        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+        of_name = isinstance(error, socket.gaierror)
+        why = error.strerror if of_name or error.errno is None else os.strerror(error.errno)
         raise InputError(f"cannot listen on {host}, port {port}: {why}") from None
 
 

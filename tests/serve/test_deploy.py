@@ -1,5 +1,6 @@
 """docs/serving.md has every flag, and what lies in deploy/ is sound: systemd takes the unit, streams pass nginx."""
 
+import json
 import os
 import re
 import shutil
@@ -130,7 +131,11 @@ def test_streams_pass_nginx_as_they_come(configuration: Path, tmp_path: Path) ->
         assert answer.read() == b"\ndata: second\n\n"
         assert Upstream.hosts == ["chat.example.com"]
         client.request("GET", "/metrics", headers={"Host": "chat.example.com"})
-        assert client.getresponse().status == 403  # a socket is not the loopback
+        answer = client.getresponse()
+        assert (answer.status, bool(answer.read())) == (403, True)  # a socket is not the loopback
+        client.request("POST", "/tokenize", headers={"Host": "chat.example.com", "Content-Length": "6000000"})
+        answer = client.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "body_too_large")
         client.close()
     finally:
         process.terminate()

@@ -228,6 +228,41 @@ def test_a_tier_that_does_not_answer_costs_a_bounded_wait(llm: LLM, monkeypatch:
     run(work())
 
 
+class Unhurried(Stuck):
+    """Counts what restores ask of it, and lets them wait as well."""
+
+    asked_size = 0
+
+    def size(self, key: str) -> int | None:
+        if threading.current_thread().name.startswith("prolepsis-restore"):
+            self.asked_size += 1
+            assert self.free.wait(60)
+        return super().size(key)
+
+
+def test_restores_that_nobody_waits_for_ask_no_tier(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = Unhurried()
+    once = replace(GREEDY, max_tokens=1)
+
+    async def work() -> None:
+        store = KVStore(llm, Tiers([tier]))
+        async with AsyncEngine(llm, store) as engine:
+            await tokens_of(engine, PROMPT, once)
+            assert await engine.flush(60)
+            await engine.call(lambda: forget(llm))
+            monkeypatch.setattr("prolepsis.engine.restorer._SHORTEST_WAIT", 0.05)
+            monkeypatch.setattr(Planner, "prefill_s", 1e-9)
+            tier.free.clear()
+            tier.asked_size = 0
+            streams = [engine.generate([*PROMPT, number + 1], once) for number in range(12)]
+            await asyncio.gather(*(stream.read() for stream in streams))
+            assert store.statistics().decisions["timed_out"] == 12
+            tier.free.set()
+        assert tier.asked_size <= 4  # prompts at a time, one question of each
+
+    run(work())
+
+
 def test_without_threads_to_restore_all_is_computed(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def submit(*_: object) -> None:
         raise RuntimeError("can't start new thread")

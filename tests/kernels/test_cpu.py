@@ -1,12 +1,15 @@
 """CPU features: Numba's overrides are followed, so that a lesser CPU can be forced."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numba
 import pytest
 
+import prolepsis.kernels
 from prolepsis.kernels import cpu
 
 
@@ -50,3 +53,24 @@ def test_kernels_compile_where_nothing_can_be_kept(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PROLEPSIS_CACHE": str(blocked)}
     outcome = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert not os.path.exists(outcome.stdout.strip())
+
+
+def test_another_installation_of_the_same_kernels_is_known_to_compile_again(tmp_path):
+    directories = set()
+    for name in ("one", "other"):
+        kernels = tmp_path / name / "prolepsis" / "kernels"
+        shutil.copytree(Path(prolepsis.kernels.__file__).parent, kernels)
+        kernels.with_name("__init__.py").touch()
+        code = "import numba, prolepsis.kernels as k; print(numba.config.CACHE_DIR, k.compiled_before())"
+        environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {
+            "PROLEPSIS_CACHE": str(tmp_path / "cache"),
+            "PYTHONPATH": str(tmp_path / name),
+        }
+        outcome = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        directory, compiled = outcome.stdout.split()
+        assert compiled == "False"
+        Path(directory, "forward.run_pass-1.nbi").touch()
+        directories.add(directory)
+    assert len(directories) == 2

@@ -1,7 +1,8 @@
 """Arrays in, arrays out: the compiled kernels.
 
-Numba keeps compiled code between processes, but its index notices only edits in a kernel's own file, not in the
-files of the functions it calls. So the cache directory is named after a hash of every kernel's source.
+Numba keeps compiled code between processes, and finds it by the place and time of a kernel's own file: it notices no
+edits in the files of the functions that it calls. So the cache directory is named after a hash of every kernel's
+source; and of their places and times, so that its being filled says that this installation need not compile.
 """
 
 import atexit
@@ -18,7 +19,8 @@ from platformdirs import user_cache_dir
 
 def _cache_directory() -> str:
     digest = blake2b(numba.__version__.encode(), digest_size=8)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).resolve().parent.glob("*.py")):
+        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
         digest.update(source.read_bytes())
     base = os.environ.get("PROLEPSIS_CACHE") or user_cache_dir("prolepsis")
     directory = Path(base).expanduser() / "kernels" / digest.hexdigest()
@@ -36,5 +38,5 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 
 
 def compiled_before() -> bool:
-    """Whether a process on this machine has compiled the decoder before, so that it need only be loaded."""
+    """Whether a process has compiled this installation's decoder before, so that it need only be loaded."""
     return next(Path(config.CACHE_DIR).rglob("forward.run_pass-*.nbi"), None) is not None

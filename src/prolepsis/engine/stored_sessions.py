@@ -41,9 +41,7 @@ class StoredSessions:
         self._known: dict[str, SessionSummary] = {}
         self._lock = RLock()
         self._refresh()
-        # Where a process ended between two steps, or the index of a directory was lost, pins are missing, or left over.
-        for key, summary in self._known.items():
-            self._pin([key, *summary.keys])
+        # Where a process ended between two steps, pins are left over.
         if all(tier.available for tier in self._store.tiers.statistics()):
             for key in self._store.tiers.pinned() - self._known.keys() - self._used():
                 self._store.tiers.unpin(key)
@@ -189,6 +187,8 @@ class StoredSessions:
                 session = self._read(key)
                 if session is not None:
                     self._known[key] = session.summary
+                    # Pins are missing where a process ended between two steps, or the index of a directory was lost.
+                    self._pin([key, *session.summary.keys])
             for key in self._known.keys() - there:
                 if tiers.locate(key) is None and tiers.answer(key):
                     self._unpin(set(self._known.pop(key).keys))

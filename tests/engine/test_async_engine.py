@@ -4,8 +4,10 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from prolepsis import LLM, SamplingParams
 from prolepsis.engine.async_engine import AsyncEngine, Stream
 from prolepsis.engine.engine import Output
 from prolepsis.engine.sampler import SampledToken, Sampler
+from prolepsis.engine.task import Task
 from prolepsis.errors import InputError, ProlepsisError
 
 ENDLESS = SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -395,3 +398,33 @@ def test_an_engine_whose_thread_has_failed_says_so(engine: AsyncEngine, monkeypa
             engine.generate(PROMPTS[0], ENDLESS)
 
     run(work())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_cannot_even_end_its_requests_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is refused, and closing does not wait for ever."""
+    engine, cancel = AsyncEngine(llm), llm.engine.cancel
+
+    def cancel_and_break(task: Task) -> None:
+        cancel(task)
+        raise RuntimeError("unforeseen")
+
+    def break_while_a_call_waits() -> None:
+        calls.append(asyncio.run_coroutine_threadsafe(engine.call(threading.current_thread), loop))
+        while engine._worker._orders.empty():
+            time.sleep(0.001)
+        raise RuntimeError("unforeseen")
+
+    async def work() -> None:
+        monkeypatch.setattr(engine._worker, "_step", break_while_a_call_waits)
+        monkeypatch.setattr(llm.engine, "cancel", cancel_and_break)
+        with pytest.raises(ProlepsisError, match="has failed"):
+            await tokens(engine.generate(PROMPTS[0], ENDLESS))
+        with pytest.raises(ProlepsisError, match="has failed"):
+            await asyncio.wrap_future(calls[0])
+        await engine.close()
+
+    calls: list[Future[threading.Thread]] = []
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(work())
+    assert engine.has_failed

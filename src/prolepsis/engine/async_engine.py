@@ -39,6 +39,11 @@ class AsyncEngine:
         self._stop = weakref.finalize(self, self._worker.stop)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended its thread."""
+        return self._worker.has_failed
+
+    @property
     def is_open(self) -> bool:
         """Whether it takes requests: not after `close`, nor once its thread has failed."""
         return self._worker.is_open

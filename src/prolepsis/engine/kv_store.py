@@ -53,8 +53,8 @@ class KVStore:
         store.close()
 
     What is found is compared with the prompt's token ids, the model and its arithmetic, and every decoded value with
-    a checksum; on any doubt it is deleted, counted, and computed again. Any thread may use it. Other processes may
-    share its tiers, if the tiers allow it.
+    a checksum; on any doubt it is deleted (but not where only its profile is not kept here), counted, and computed
+    again. Any thread may use it. Other processes may share its tiers, if the tiers allow it.
     """
 
     def __init__(self, llm: LLM, tiers: Tiers, *, predictor: str = "auto") -> None:

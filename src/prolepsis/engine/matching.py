@@ -108,6 +108,10 @@ class GrammarCompiler:
                 found = self._find(grammar) or self._compile(grammar)
         return found.copy(grammar.source)
 
+    def has(self, grammar: Grammar) -> bool:
+        """Whether `matcher` need not compile it."""
+        return self._find(grammar) is not None
+
     def prepare(self) -> None:
         """Build what every grammar needs, where the model's outputs can end at all."""
         if self._tokenizer.eos_ids:

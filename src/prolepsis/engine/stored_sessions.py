@@ -183,24 +183,26 @@ class StoredSessions:
         tiers = self._store.tiers
         there = set(tiers.keys("session"))
         with self._lock:
-            for key in there - self._known.keys():
-                session = self._read(key)
-                if session is not None:
-                    self._known[key] = session.summary
+            unknown = there - self._known.keys()
+        read = {key: session.summary for key in unknown if (session := self._read(key)) is not None}
+        with self._lock:
+            for key, summary in read.items():
+                if key not in self._known and tiers.locate(key) is not None:  # else it was deleted meanwhile
+                    self._known[key] = summary
                     # Pins are missing where a process ended between two steps, or the index of a directory was lost.
-                    self._pin([key, *session.summary.keys])
+                    self._pin([key, *summary.keys])
             for key in self._known.keys() - there:
-                if tiers.locate(key) is None and tiers.answer(key):
+                if tiers.lacks(key):
                     self._unpin(set(self._known.pop(key).keys))
             self._tell()
 
     def _delete(self, key: str) -> bool:
         tiers = self._store.tiers
         with self._lock:
+            self._require_answers(key)
             self._refresh()  # others may have saved what shares segments with it
             session = self._read(key)
-            if not tiers.answer(key):
-                raise TierError("a tier of the store does not answer, and may have the session: try again")
+            self._require_answers(key)
             deleted = tiers.delete(key)
             summary = self._known.pop(key, None)
             if summary is not None:
@@ -209,6 +211,11 @@ class StoredSessions:
         if not deleted:
             raise TierError("a tier of the store failed to delete the session: try again")
         return summary is not None
+
+    def _require_answers(self, key: str) -> None:
+        """Raise TierError where a tier cannot say whether it has a session."""
+        if not self._store.tiers.answer(key):
+            raise TierError("a tier of the store does not answer, and may have the session: try again")
 
     def _delete_segments(self, mine: set[str], session: StoredSession | None) -> None:
         self._unpin(mine)

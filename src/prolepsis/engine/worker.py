@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
@@ -64,6 +65,11 @@ class Worker:
         """Raises ProlepsisError once the thread takes no orders any more, because it was told so or has failed."""
         if self._closed:
             raise ProlepsisError(f"the engine {self._end_of_it()}") from self._failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended the thread."""
+        return self._failure is not None
 
     @property
     def is_open(self) -> bool:
@@ -223,22 +229,26 @@ class Worker:
             self._tell(news)
 
     def _end(self) -> None:
-        self._closed = True
         why = f"the engine {self._end_of_it()} before the request had ended"
-        try:
+        with ExitStack() as last:  # from the last line up, each whatever becomes of the others
+            last.callback(self.stopped.set_result, None)
             if self.offload is not None:
-                self.offload.close()
-            self._fail([*self._readers.values(), *self._held_back.values()], why)
+                last.callback(self.offload.join)
+            last.callback(self._refuse_orders, why)
+            last.callback(self._fail_all, why)
+            last.callback(setattr, self, "_closed", True)
+            if self.offload is not None:
+                last.callback(self.offload.close)
+
+    def _fail_all(self, why: str) -> None:
+        self._fail([*self._readers.values(), *self._held_back.values()], why)
+
+    def _refuse_orders(self, why: str) -> None:
+        with suppress(Empty):
             while True:
                 order = self._orders.get(block=False)
                 if order is not None:
                     order.refuse(ProlepsisError(why))
-        except Empty:
-            pass
-        finally:
-            if self.offload is not None:
-                self.offload.join()
-            self.stopped.set_result(None)
 
 
 def _hand_over(news: _News) -> None:

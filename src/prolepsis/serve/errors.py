@@ -132,7 +132,7 @@ async def _answer(_: Request, error: Exception) -> Response:
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    method, path = f"{request.method:.16}", f"{request.url.path!r:.100}"
+    method, path = f"{request.method:.16}", f"{request.scope['path']!r:.100}"
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
         error.detail = f"there is no {path} here ({method})"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -108,7 +108,7 @@ class _Process:
             self._say(f"ready after {seconds:.1f} s")
 
     def _engine_ended(self) -> None:
-        if self._state.phase != "draining":
+        if self._engine is not None and self._engine.has_failed:
             self._failed(ProlepsisError("the engine has failed, see above; the server ends with it"))
 
     def _failed(self, error: BaseException) -> None:

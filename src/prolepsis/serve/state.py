@@ -69,7 +69,7 @@ class ServerState:
 
         Raises InputError, which names the grammar's source, for one that cannot be compiled.
         """
-        if grammar is not None:
+        if grammar is not None and not self.llm.grammars.has(grammar):
             run = asyncio.get_running_loop().run_in_executor
             await run(self.compiler, self.llm.grammars.matcher, grammar)
 

@@ -84,6 +84,11 @@ class Tiers:
         check_key(key)
         return all(tier.answers(key) for tier in self._tiers)
 
+    def lacks(self, key: str) -> bool:
+        """Whether every tier answers, and none has the entry."""
+        check_key(key)
+        return all(tier.lacks(key) for tier in self._tiers)
+
     def touch(self, key: str) -> None:
         """Count as a use of the entry, in every tier that evicts."""
         check_key(key)

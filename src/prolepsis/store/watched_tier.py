@@ -45,8 +45,8 @@ class TierStatistics:
 class WatchedTier:
     """A tier that never raises TierError.
 
-    A put or delete that failed leaves the old value behind, perhaps. Its key is kept as stale: it is not seen here any
-    more, and deleted when the tier works again.
+    A delete that failed leaves the old value behind, perhaps, and so does a put that is not `final`. The key is kept as
+    stale: it is not seen here any more, and deleted when the tier works again.
     """
 
     def __init__(self, tier: Tier, breaker: Breaker | None = None) -> None:
@@ -109,6 +109,11 @@ class WatchedTier:
     def answers(self, key: str) -> bool:
         """Whether the tier can say just now what it has under `key`."""
         return self._call(self._tier.size, key)[0]
+
+    def lacks(self, key: str) -> bool:
+        """Whether the tier answers, and has nothing under `key` that is to be seen."""
+        done, size = self._call(self._tier.size, key)
+        return done and (size is None or key in self._stale)
 
     def touch(self, key: str) -> None:
         """As `PinningTier.touch`."""

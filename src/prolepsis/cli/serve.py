@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,11 @@ from prolepsis.serve.options import ServeOptions
 
 _ACCESS, _LIMITS, _LOGS = "Who may use it", "Limits", "Logs"
 _LONGEST = 86400  # seconds
+
+
+def _seconds(what: str, least: float = 0.1) -> Any:
+    """An option that bounds how long something may take."""
+    return typer.Option(help=f"Seconds {what}.", min=least, max=_LONGEST, rich_help_panel=_LIMITS)
 
 
 def serve(
@@ -73,24 +78,13 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(help="Connections at once.", min=1, rich_help_panel=_LIMITS)
     ] = ServeOptions.max_connections,
-    header_timeout: Annotated[
-        float, typer.Option(help="Seconds for the headers to come.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
-    ] = ServeOptions.header_timeout,
-    body_timeout: Annotated[
-        float, typer.Option(help="Seconds for the body to come.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
-    ] = ServeOptions.body_timeout,
-    send_timeout: Annotated[
-        float, typer.Option(help="Seconds a client may stop reading.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
-    ] = ServeOptions.send_timeout,
-    keep_alive_timeout: Annotated[
-        int, typer.Option(help="Seconds a connection may idle.", min=0, max=_LONGEST, rich_help_panel=_LIMITS)
-    ] = ServeOptions.keep_alive_timeout,
-    request_timeout: Annotated[
-        float, typer.Option(help="Seconds for a whole request.", min=0.1, max=_LONGEST, rich_help_panel=_LIMITS)
-    ] = ServeOptions.request_timeout,
+    header_timeout: Annotated[float, _seconds("for the headers to come")] = ServeOptions.header_timeout,
+    body_timeout: Annotated[float, _seconds("for the body to come")] = ServeOptions.body_timeout,
+    send_timeout: Annotated[float, _seconds("a client may stop reading")] = ServeOptions.send_timeout,
+    keep_alive_timeout: Annotated[int, _seconds("a connection may idle", least=0)] = ServeOptions.keep_alive_timeout,
+    request_timeout: Annotated[float, _seconds("for a whole request")] = ServeOptions.request_timeout,
     drain_timeout: Annotated[
-        float,
-        typer.Option(help="Seconds for open requests once told to end.", min=0, max=_LONGEST, rich_help_panel=_LIMITS),
+        float, _seconds("for open requests once told to end", least=0)
     ] = ServeOptions.drain_timeout,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON.", rich_help_panel=_LOGS)] = False,
     log_prompts: Annotated[

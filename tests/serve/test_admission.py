@@ -120,11 +120,12 @@ def test_the_gate_gives_back_what_a_request_held_even_if_it_fails_and_counts_oth
         ask(gate, "POST", "/v1/completions")
     ask(gate, "GET", "/v1/models")
     ask(gate, "POST", "/tokenize")
-    assert held == [1, 3, 0, 0]
+    assert held == [1, 3, 0, 1]
     assert admission.open == 0
 
 
-def test_a_full_queue_answers_429_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_full_queue_answers_429_and_the_others_go_on(path: str) -> None:
     admission = _admission(running=1, waiting=1)
 
     async def run() -> list[httpx.Response]:
@@ -139,7 +140,7 @@ def test_a_full_queue_answers_429_and_the_others_go_on() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
 
             def send() -> Awaitable[httpx.Response]:
-                return client.post("/v1/chat/completions", json={})
+                return client.post(path, json={})
 
             asked = [asyncio.ensure_future(send()) for _ in range(2)]
             await reached.acquire()

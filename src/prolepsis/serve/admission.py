@@ -14,12 +14,14 @@ from prolepsis.serve.errors import APIError
 
 _REMEMBERED = 64  # ends of sequences, from which the throughput is measured
 _AT_FIRST_S, _AT_MOST_S = 5, 120
-_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/sessions")
+# Tokenizing is among them: one thread does it for all, chats included.
+_QUEUED = ("/v1/chat/completions", "/v1/completions", "/v1/sessions", "/tokenize", "/detokenize")
 _PAUSES = {"loading": ("the model is being loaded", "5"), "draining": ("the server is shutting down", "10")}
 
 
 class Admission:
-    """Counts the sequences that requests have asked for and not yet ended. For one event loop."""
+    """Counts the sequences that requests have asked for and not yet ended; one to tokenize counts as one. For one event
+    loop."""
 
     def __init__(self, waiting: int, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`waiting`: sequences that may wait beside those that run; `most`: those of one request."""
@@ -102,7 +104,7 @@ class Gate:
             why, seconds = _PAUSES[self._phase()]
             error = APIError(503, why, code=self._phase(), headers={"Retry-After": seconds})
             await refuse(error, scope, receive, send)
-        elif scope["path"].startswith(_GENERATING):
+        elif scope["path"].startswith(_QUEUED):
             await self._admit(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -135,7 +135,7 @@ def slice_row(
 ) -> dict[str, Any]:
     """What a slice of `seconds` that ended at `minute` was like."""
     computed = after.computed_tokens - before.computed_tokens
-    asked = after.prefix_asked - before.prefix_asked
+    prompts = after.prompt_tokens - before.prompt_tokens
     return {
         "minute": round(minute, 2),
         "arrived": arrived,
@@ -144,7 +144,7 @@ def slice_row(
         "ms/token": (after.busy_s - before.busy_s) / max(computed, 1) * 1e3,
         **means,
         "waste": after.waste,
-        "prefix hits": (after.prefix_found - before.prefix_found) / max(asked, 1),
+        "prefix hits": (after.cached_tokens - before.cached_tokens) / max(prompts, 1),
         "preemptions": after.preemptions - before.preemptions,
         "recomputed": after.recomputed_tokens - before.recomputed_tokens,
         "RSS, MB": resident() / 1e6,

@@ -83,7 +83,7 @@ def cached_kv(llm: LLM, tokens: list[int], salt: str = "") -> tuple[int, list[by
     """(how many of `tokens` the pool has, their K and V)."""
     assert llm.engine.prefix is not None
     table = llm.kv_cache.new_table()
-    llm.engine.prefix.share(table, [*tokens, 0], salt)
+    llm.engine.prefix.match(table, [*tokens, 0], salt)
     try:
         kv = llm.kv_cache.read(table, 0, table.length)
         return table.length, [array.tobytes() for array in arrays_of(kv)]

@@ -181,6 +181,7 @@ def test_a_pool_far_too_small_gives_the_same_tokens(room: Room, swap: tuple[int,
     else:
         assert (now.recomputed_tokens, now.refused_swaps) == (0, 0)
         assert now.coded_bytes > 0
+    assert now.prompt_tokens == sum(map(len, prompts))  # however often they are looked for
     # The first in order never leaves.
     assert got[0].statistics.preemptions == 0
 

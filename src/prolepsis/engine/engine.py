@@ -154,13 +154,13 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """The engine now, and what it has done."""
-        scheduler, swap, prefix = self._scheduler, self.swap, self.prefix
+        scheduler, swap, traffic = self._scheduler, self.swap, self.traffic
         return EngineStatistics(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
-            finished=self.traffic.count("stop") + self.traffic.count("length"),
-            cancelled=self.traffic.count("abort"),
-            failed=self.traffic.count("error"),
+            finished=traffic.count("stop") + traffic.count("length"),
+            cancelled=traffic.count("abort"),
+            failed=traffic.count("error"),
             passes=self._passes,
             computed_tokens=self._computed,
             busy_s=self._busy_s,
@@ -169,8 +169,8 @@ class Engine:
             refused_swaps=scheduler.refused_swaps,
             swapped_bytes=0 if swap is None else swap.statistics.raw_bytes,
             coded_bytes=0 if swap is None else swap.statistics.coded_bytes,
-            prefix_asked=0 if prefix is None else prefix.tokens_asked,
-            prefix_found=0 if prefix is None else prefix.tokens_found,
+            prompt_tokens=traffic.prompt_tokens,
+            cached_tokens=traffic.cached_tokens,
             evicted_tokens=self.runner.evicted_tokens,
             waste=self._wasted / max(self._slots, 1),
             drafts=self._drafts,

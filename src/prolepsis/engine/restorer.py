@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from threading import Thread, current_thread
@@ -42,8 +42,6 @@ class Restore:
     deadline: float
     abandoned: bool = False
     """Whether nobody waits for it any more."""
-    broken: Reason | None = field(default=None)
-    """Why the rest of it is computed."""
 
 
 class Restorer:
@@ -189,7 +187,7 @@ class Restorer:
         table = self._cache.new_table()
         tokens, stop = restore.tokens[: piece.stop], piece.stop
         try:
-            self._prefix.share(table, [*tokens, 0], restore.salt)
+            self._prefix.match(table, [*tokens, 0], restore.salt)
             first = table.length
             if first < piece.name.start:
                 return "no_room"  # what comes before was evicted meanwhile

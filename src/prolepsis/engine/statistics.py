@@ -128,10 +128,10 @@ class EngineStatistics(NamedTuple):
     """Bytes of K and V that left the pool so far ..."""
     coded_bytes: int
     """... and what they took, coded."""
-    prefix_asked: int
-    """Tokens looked for in the prefix cache ..."""
-    prefix_found: int
-    """... and found there."""
+    prompt_tokens: int
+    """Tokens of prompts that have been read ..."""
+    cached_tokens: int
+    """... and those of them whose K and V were in the prefix cache."""
     evicted_tokens: int
     """Tokens whose K and V were dropped: above 0, outputs are not those of a full cache."""
     waste: float

@@ -183,7 +183,7 @@ class StoreWriter:
         """K and V of a segment, or None where the pool has lost some; in the engine's thread."""
         table = self._cache.new_table()
         try:
-            self._prefix.share(table, [*tokens[: name.stop], 0], salt)
+            self._prefix.match(table, [*tokens[: name.stop], 0], salt)
             return self._cache.read(table, name.start, name.stop) if table.length >= name.stop else None
         finally:
             table.release()

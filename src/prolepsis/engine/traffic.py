@@ -88,7 +88,8 @@ class Traffic:
     """Counts what an engine's requests get."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
+        """See `TrafficStatistics`."""
         self._ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self._first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self._inter_token = Histogram(INTER_TOKEN_BOUNDS)
@@ -98,10 +99,10 @@ class Traffic:
     def told(self, task: Task, tokens: int) -> None:
         """`task`'s statistics have just been told of so many tokens."""
         statistics = task.statistics
-        self._generation_tokens += tokens
+        self.generation_tokens += tokens
         if len(statistics.token_times) == tokens and statistics.ttft_s is not None:
-            self._prompt_tokens += task.completions[0].prompt_tokens
-            self._cached_tokens += statistics.cached_tokens
+            self.prompt_tokens += task.completions[0].prompt_tokens
+            self.cached_tokens += statistics.cached_tokens
             self._first_token.observe(statistics.ttft_s)
 
     def ended(self, task: Task, reason: EndReason) -> None:
@@ -123,9 +124,9 @@ class Traffic:
     def statistics(self) -> TrafficStatistics:
         """All so far."""
         return TrafficStatistics(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generation_tokens=self._generation_tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generation_tokens=self.generation_tokens,
             ended=dict(self._ended),
             time_to_first_token=self._first_token.distribution,
             inter_token=self._inter_token.distribution,

@@ -38,10 +38,6 @@ class PrefixIndex:
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Of a pool whose blocks can be settled, only full blocks are known and shared."""
-        self.tokens_asked = 0
-        """Tokens that `match` was asked for."""
-        self.tokens_found = 0
-        """Tokens that `match` shared."""
         self._pool = pool
         self._whole = pool.recent.size > 0
         self._block_size = block_size
@@ -60,14 +56,6 @@ class PrefixIndex:
         token is left over, to be run for its logits. The last block may match in part: `prepare_write` then copies it.
         Only what was registered under the same salt is found. Nothing is allocated.
         """
-        asked = len(tokens) if table.length == 0 and table.capacity == 0 else 0
-        count = self.share(table, tokens, salt)
-        self.tokens_asked += asked
-        self.tokens_found += count
-        return count
-
-    def share(self, table: BlockTable, tokens: Sequence[int], salt: str = "") -> int:
-        """As `match`, where no prompt asks for it: it is not counted."""
         held = table.length
         if held != table.capacity or held != table.num_known * self._block_size:
             return 0

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 from contextlib import suppress
 
 import pytest
@@ -11,7 +10,7 @@ from asgi_client import Echo, ask
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from prolepsis.serve.access_log import AccessLog, note_tokens, set_up_logging
+from prolepsis.serve.access_log import AccessLog, note_tokens
 from prolepsis.serve.limits import BodyLimit
 
 SECRET = "what the doctor said"
@@ -90,23 +89,6 @@ def test_what_machines_ask_every_second_is_logged_only_where_it_fails() -> None:
 
     assert _logged("/health", as_json=False, prompts=False) == ""
     assert " 503 " in _logged("/health", as_json=False, prompts=False, app=failing)
-
-
-def test_warnings_are_json_too_where_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        set_up_logging(as_json=True)
-        try:
-            raise ValueError("oh")
-        except ValueError:
-            logging.getLogger("uvicorn.error").exception("failed\nbadly")
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-    fields = json.loads(capsys.readouterr().err)
-    assert (fields["level"], fields["message"]) == ("error", "failed\nbadly")
-    assert "ValueError: oh" in fields["traceback"]
 
 
 async def _nothing() -> Message:

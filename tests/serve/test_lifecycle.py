@@ -89,6 +89,19 @@ def test_the_end_of_the_engine_is_the_servers(tiny: Path) -> None:
         assert "prolepsis: error: the engine has failed" in server.said
 
 
+def test_where_json_is_asked_for_failures_are_json_too(tiny: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny, "--log-json", command=[sys.executable, "-c", FAILING]).await_ready() as server:
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "Once"}, timeout=60)
+        assert server.wait() == 1
+        said = [json.loads(line) for line in server.said.splitlines()]
+    errors = [each for each in said if each.get("level") == "error"]
+    assert "MemoryError: for this test" in errors[0]["traceback"]
+    assert errors[-1]["message"].startswith("the engine has failed")
+    outcome = call("serve", tmp_path / "none.gguf", "--port", "0", "--log-json")
+    assert outcome.code == 2
+    assert "none.gguf" in json.loads(outcome.err.splitlines()[-1])["message"]
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     broken, keys = tmp_path / "broken.gguf", tmp_path / "keys"
     broken.write_bytes(b"GGUF but no more")

@@ -10,6 +10,9 @@ import sys
 
 from prolepsis.errors import InputError, ProlepsisError
 
+FORESEEN = (ProlepsisError, MemoryError, OSError)
+"""What may end a command without a traceback."""
+
 
 def main() -> None:
     """Entry point of the console script."""
@@ -24,19 +27,23 @@ def main() -> None:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
-    except ProlepsisError as error:
-        code = _fail(error, 2 if isinstance(error, InputError) else 1)
-    except MemoryError as error:
-        code = _fail(f"there is not enough memory for this: {error}".rstrip(": "), 1)
     except BrokenPipeError:
         code = 1
         _drop_output()
-    except OSError as error:
-        code = _fail(error, 1)
-        _drop_output()
+    except FORESEEN as error:
+        code = _fail(*failure(error))
+        if isinstance(error, OSError):
+            _drop_output()
     if code == 130 and sys.stderr.isatty():
         print(file=sys.stderr)
     sys.exit(code)
+
+
+def failure(error: BaseException) -> tuple[str, int]:
+    """What to tell of an error that is foreseen, and the exit code."""
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for this: {error}".rstrip(": "), 1
+    return str(error), 2 if isinstance(error, InputError) else 1
 
 
 def _run() -> int:
@@ -51,7 +58,7 @@ def _run() -> int:
         return _fail(misuse, 2)
 
 
-def _fail(reason: object, code: int) -> int:
+def _fail(reason: str, code: int) -> int:
     print(f"prolepsis: error: {reason}", file=sys.stderr)
     return code
 

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -69,6 +69,11 @@ T = TypeVar("T")
 _LONGEST_TEXT = 64 << 20  # bytes; far more than any context holds
 
 
+def note(text: str, style: str | None = None) -> None:
+    """One line on standard error, as it is."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def load(
     model: str,
     *,
@@ -81,8 +86,12 @@ def load(
     draft_tokens: str = "auto",
     threads: int | None = None,
     max_running: int = 64,
+    say: Callable[[str], None] = note,
 ) -> LLM:
-    """Load a model; downloads and the first compilation of the kernels show what they do."""
+    """Load a model; downloads and the first compilation of the kernels show what they do.
+
+    say: tells of the latter where standard error is no terminal.
+    """
     with bar(f"fetching {model}", unit="bytes") as on_download:
         llm = LLM(
             model,
@@ -100,7 +109,7 @@ def load(
     if llm.needs_compiling:
         what = "compiling the kernels for this CPU, once (about 40 s)"
         if not err.is_terminal:
-            note(what)
+            say(what)
         with err.status(what):
             warm_up(llm)
     return llm
@@ -136,11 +145,6 @@ def choice(value: object, flag: str, choices: Sequence[T]) -> T:
         if each == value:
             return each
     raise InputError(f"{flag} {value!r} is not known; choose one of {', '.join(map(str, choices))}")
-
-
-def note(text: str, style: str | None = None) -> None:
-    """One line on standard error, as it is."""
-    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(text: str) -> None:

@@ -1,11 +1,14 @@
 """`serve`: the model behind an OpenAI-compatible API."""
 
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from prolepsis.cli import FORESEEN, failure
 from prolepsis.cli.console import (
     ContextOption,
     DraftOption,
@@ -22,6 +25,7 @@ from prolepsis.cli.console import (
 from prolepsis.engine.kv_store import PREDICTORS, check_predictor
 from prolepsis.model.memory import parse_size
 from prolepsis.model.pull import DEFAULT_MODEL
+from prolepsis.serve.logs import Level, json_line
 from prolepsis.serve.options import ServeOptions
 
 _ACCESS, _LIMITS, _LOGS = "Who may use it", "Limits", "Logs"
@@ -103,6 +107,7 @@ def serve(
     from prolepsis.serve.lifecycle import run  # here, since no other command needs what it imports
 
     check_predictor(store_predictor)
+    say = _say_in_json if log_json else _say
     options = ServeOptions(
         model=model,
         host=host,
@@ -110,7 +115,7 @@ def serve(
         served_model_name=served_model_name,
         stores=tuple(store or ()),
         store_predictor=store_predictor,
-        api_keys=_keys(api_key or [], api_key_file),
+        api_keys=_keys(api_key or [], api_key_file, say),
         allowed_hosts=tuple(allowed_host or ()),
         cors_origins=tuple(cors_origin or ()),
         max_queue=max_queue,
@@ -139,14 +144,30 @@ def serve(
         draft_tokens=draft_tokens,
         threads=threads,
         max_running=max_running,
+        say=say,
     )
-    run(options, load_model)
+    try:
+        run(options, load_model)
+    except FORESEEN as error:
+        if not log_json:
+            raise
+        why, code = failure(error)
+        say(why, "error")
+        raise typer.Exit(code) from None
 
 
-def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+def _say(text: str, level: Level = "info") -> None:
+    note(text, None if level == "info" else "yellow")
+
+
+def _say_in_json(text: str, level: Level = "info") -> None:
+    print(json_line(level, text), file=sys.stderr, flush=True)
+
+
+def _keys(given: list[str], file: Path | None, say: Callable[[str, Level], None]) -> tuple[str, ...]:
     from prolepsis.serve.auth import is_readable_by_others, read_keys
 
     keys = read_keys(given, file)
     if file is not None and is_readable_by_others(file):
-        note(f"{file} can be read by other users of this machine: chmod 600 {file}", "yellow")
+        say(f"{file} can be read by other users of this machine: chmod 600 {file}", "warning")
     return keys

@@ -1,7 +1,6 @@
 """One line for each request on standard error, without what was said in it."""
 
 import json
-import logging
 import sys
 import time
 from datetime import UTC, datetime
@@ -82,22 +81,3 @@ def _line(fields: dict[str, Any]) -> str:
     if "body" in fields:
         parts.append(ascii(fields["body"]))
     return " ".join(parts)
-
-
-def set_up_logging(*, as_json: bool) -> None:
-    """Have warnings and errors of the server, with their tracebacks, go to standard error, as JSON if told so."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JSONFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-
-
-def json_line(level: str, message: str, **more: str) -> str:
-    """What the server says of itself, beside its requests."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"time": now, "level": level, "message": message, **more})
-
-
-class _JSONFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        traceback = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
-        return json_line(record.levelname.lower(), record.getMessage(), **traceback)

@@ -19,11 +19,11 @@ from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.errors import InputError, ProlepsisError
-from prolepsis.serve.access_log import json_line, set_up_logging
 from prolepsis.serve.app import create_app
 from prolepsis.serve.banner import banner
 from prolepsis.serve.browsers import is_loopback
 from prolepsis.serve.connections import limited_protocol
+from prolepsis.serve.logs import Level, json_line, logging_on
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
@@ -67,8 +67,12 @@ class _Process:
 
     async def serve(self) -> None:
         """See `run`."""
-        listener = _listen(self._options.host, self._options.port)
-        set_up_logging(as_json=self._options.log_json)
+        with logging_on(as_json=self._options.log_json):
+            await self._serve(_listen(self._options.host, self._options.port))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._on_signal)
@@ -80,8 +84,6 @@ class _Process:
             await self._server.serve([listener])
         finally:
             await self._close()
-        if self._failure is not None:
-            raise self._failure
 
     def _load(self) -> None:
         start = time.monotonic()
@@ -140,7 +142,7 @@ class _Process:
         if engine.store is not None:
             await asyncio.to_thread(engine.store.close)
 
-    def _say(self, what: str, level: str = "info") -> None:
+    def _say(self, what: str, level: Level = "info") -> None:
         line = json_line(level, what) if self._options.log_json else f"prolepsis: {what}"
         print(line, file=sys.stderr, flush=True)
 

@@ -1,0 +1,47 @@
+"""What the server says of itself on standard error, beside its requests (`access_log`)."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Literal
+
+Level = Literal["info", "warning", "error"]
+_log = logging.getLogger(__name__)
+
+
+def json_line(level: str, message: str, **more: str) -> str:
+    """One thing that is said, as JSON."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "message": message, **more})
+
+
+@contextmanager
+def logging_on(*, as_json: bool) -> Iterator[None]:
+    """Within the block, warnings, errors and what ends a thread are logged, with tracebacks, as JSON if told so."""
+    root, hook = logging.getLogger(), threading.excepthook
+    handlers, level = root.handlers[:], root.level
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JSONFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    threading.excepthook = _log_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _log_thread(ended: threading.ExceptHookArgs) -> None:
+    name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
+    _log.error("%s has failed", name, exc_info=ended.exc_value)
+
+
+class _JSONFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        traceback = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json_line(record.levelname.lower(), record.getMessage(), **traceback)

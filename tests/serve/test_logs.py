@@ -1,0 +1,55 @@
+"""What the server says of itself, as text and as JSON."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from prolepsis.serve.logs import logging_on
+
+
+def _warn() -> None:
+    try:
+        raise ValueError("oh")
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("failed\nbadly")
+
+
+def _end_a_thread() -> None:
+    thread = threading.Thread(target=lambda: [].pop(), name="worker")
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("fail", "message", "error"),
+    [
+        (_warn, "failed\nbadly", "ValueError: oh"),
+        (_end_a_thread, "the thread worker has failed", "IndexError: pop from empty list"),
+    ],
+)
+def test_failures_are_told_with_their_traceback(
+    fail: Callable[[], None], message: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_on(as_json=True):
+        fail()
+    fields = json.loads(capsys.readouterr().err)
+    assert (fields["level"], fields["message"]) == ("error", message)
+    assert error in fields["traceback"]
+    with logging_on(as_json=False):
+        fail()
+    said = capsys.readouterr().err
+    assert f"ERROR {message}\nTraceback" in said
+    assert error in said
+
+
+def test_afterwards_everything_is_as_it_was() -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, threading.excepthook
+    with suppress(KeyError), logging_on(as_json=True):
+        assert threading.excepthook != before[2]
+        raise KeyError("oh")
+    assert (root.handlers, root.level, threading.excepthook) == before

@@ -75,6 +75,20 @@ def test_a_prompt_is_restored_in_another_process_to_the_same_bits(llm: LLM, tier
     run(work())
 
 
+def test_a_report_says_which_tier_it_was_but_not_its_address(llm: LLM) -> None:
+    async def work() -> None:
+        tiers = Tiers([UnsoundTier("memory://one.example", failing=1.0), UnsoundTier("memory://other.example")])
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            await tokens_of(engine, PROMPT)
+            assert await engine.flush(60)
+            await engine.call(lambda: forget(llm))
+            plan = await engine.prefetch(PROMPT)
+            assert plan is not None
+            assert (plan.reason, plan.summary()["tier"]) == ("restore_is_faster", "memory_2")
+
+    run(work())
+
+
 def test_what_begins_alike_is_restored_as_far_as_it_does(llm: LLM, tiers: Tiers) -> None:
     async def work() -> None:
         async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:

@@ -32,13 +32,6 @@ def test_nothing_stored_is_nothing_restored(planner: Planner) -> None:
     assert planner.decide(5, [], "static") == RestorePlan("nothing_stored", 5)
 
 
-def test_a_report_keeps_the_address_of_a_tier_back() -> None:
-    told = [
-        RestorePlan("restore_is_faster", tier=tier).summary()["tier"] for tier in ("", "memory", "redis://host:6379/0")
-    ]
-    assert told == ["", "memory", "redis"]
-
-
 def test_a_slow_tier_is_found_out(planner: Planner) -> None:
     assert planner.decide(0, pieces(), "static").reason == "restore_is_faster"
     planner.fetched("disk", "disk", 4_000_000, 4.0)

@@ -18,7 +18,7 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.planner import Piece, Planner
 from prolepsis.engine.profile_store import best_kept
 from prolepsis.engine.profiles import PredictorKind
-from prolepsis.engine.store_statistics import Counter, StoreStatistics
+from prolepsis.engine.store_statistics import Counter, StoreStatistics, labelled
 from prolepsis.errors import InputError, ProfileMissingError, SegmentError
 from prolepsis.store import Found, Located, Tiers
 
@@ -80,8 +80,10 @@ class KVStore:
         self._unreadable: set[str] = set()
         self._kept: frozenset[str] = frozenset()
         self._held: Counts[str] = Counts()
-        self._lock = Lock()
-        self._kinds = {tier.name: tier.kind for tier in tiers.statistics()}
+        self._lock = Lock()  # for _held
+        known = tiers.statistics()
+        # (label, kind) of each tier by its name, which is an address.
+        self._labels = {tier.name: (shown.name, tier.kind) for tier, shown in zip(known, labelled(known), strict=True)}
         self.queued: Callable[[], int] = lambda: 0
         """How many segments wait to be stored, as far as that is known."""
         self._codec.warm_up(self._linear)
@@ -181,7 +183,7 @@ class KVStore:
         return [] if found is None else [self._piece(name, ids, stop, max(start, held), found.tier, found.size)]
 
     def _piece(self, name: SegmentName, ids: list[int], stop: int, first: int, tier: str, size: int) -> StoredPiece:
-        return StoredPiece(name, ids, stop, Piece(tier, self._kinds.get(tier, "remote"), size, stop - first))
+        return StoredPiece(name, ids, stop, Piece(*self._labels[tier], size, stop - first))
 
     def _latest(self, parent: bytes) -> list[list[int]]:
         key = latest_key(parent)
@@ -207,7 +209,7 @@ class KVStore:
         return found.data
 
     def _fetched(self, found: Found) -> None:
-        self.planner.fetched(found.tier, self._kinds.get(found.tier, "remote"), len(found.data), found.seconds)
+        self.planner.fetched(*self._labels[found.tier], len(found.data), found.seconds)
 
     def decode(self, data: bytes, piece: StoredPiece) -> tuple[KV, str] | None:
         """(K and V of the segment, predictor); None for bytes that cannot be used.

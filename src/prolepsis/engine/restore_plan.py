@@ -42,7 +42,7 @@ class RestorePlan:
     restored_tokens: int = 0
     """Tokens that were written into the pool."""
     tier: str = ""
-    """Where the first of the segments was."""
+    """Where the first of the segments was. A label (`store_statistics.labelled`), as the report may go to strangers."""
     predictor: str = ""
     """What they were coded with; before one was decoded, what new ones are coded with."""
     restore_s: float | None = None
@@ -67,7 +67,7 @@ class RestorePlan:
             "pool_tokens": self.pool_tokens,
             "stored_tokens": self.stored_tokens,
             "restored_tokens": self.restored_tokens,
-            "tier": self.tier.partition(":")[0],  # without its address, as the report may go to strangers
+            "tier": self.tier,
             "predictor": self.predictor,
             "restore_s": self.restore_s,
             "recompute_s": self.recompute_s,

@@ -1,8 +1,12 @@
 """What a `KVStore` has done so far."""
 
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
+
+from prolepsis.store.watched_tier import TierStatistics
 
 
 @dataclass
@@ -66,3 +70,11 @@ class Counter:
         """A copy."""
         with self._lock:
             return replace(self._now, decisions=dict(self._now.decisions))
+
+
+def labelled(tiers: Iterable[TierStatistics]) -> Iterator[TierStatistics]:
+    """Tiers by their kinds, "disk" and a second one "disk_2": their names are addresses, which not all may see."""
+    seen: Counts[str] = Counts()
+    for tier in tiers:
+        seen[tier.kind] += 1
+        yield replace(tier, name=tier.kind if seen[tier.kind] == 1 else f"{tier.kind}_{seen[tier.kind]}")

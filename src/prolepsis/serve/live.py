@@ -37,9 +37,8 @@ However many pages are open, one view a second is taken, in the engine's thread 
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -49,7 +48,7 @@ from fastapi.responses import StreamingResponse
 
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.snapshot import NOBODY, BlockState, EngineSnapshot, PoolSnapshot, take
-from prolepsis.engine.store_statistics import StoreStatistics
+from prolepsis.engine.store_statistics import StoreStatistics, labelled
 from prolepsis.errors import ProlepsisError
 from prolepsis.serve.state import Phase, ServerState
 from prolepsis.store.watched_tier import TierStatistics
@@ -66,7 +65,7 @@ class StoreView(NamedTuple):
     """The store at one moment."""
 
     tiers: list[TierStatistics]
-    """Fastest first, named by their kinds: "disk", a second one "disk_2"."""
+    """Fastest first, as `labelled` names them."""
     segments: StoreStatistics
 
 
@@ -207,15 +206,7 @@ def _event(view: View) -> _Event:
 
 
 def _look_at(store: KVStore) -> StoreView:
-    return StoreView(list(_labelled(store.tiers.statistics())), store.statistics())
-
-
-def _labelled(tiers: list[TierStatistics]) -> Iterator[TierStatistics]:
-    """With their kinds for names, which are addresses and directories else: every tenant may look."""
-    seen: Counter[str] = Counter()
-    for tier in tiers:
-        seen[tier.kind] += 1
-        yield replace(tier, name=tier.kind if seen[tier.kind] == 1 else f"{tier.kind}_{seen[tier.kind]}")
+    return StoreView(list(labelled(store.tiers.statistics())), store.statistics())
 
 
 def _store(view: StoreView) -> dict[str, Any]:

@@ -3,7 +3,6 @@ what the store's planner makes of that."""
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prolepsis.bench.kv_bench import Candidate, measure_rows, measured_on
-from prolepsis.bench.kv_source import cache_of
+from prolepsis.bench.kv_source import cache_of, prefill_s
 from prolepsis.coding.cache_dtypes import DType
 from prolepsis.coding.profile import GRID
 from prolepsis.engine.llm import LLM
@@ -96,15 +95,15 @@ def tokens_to_measure(llm: LLM, ids: Sequence[int]) -> list[int]:
     most = min(len(ids), llm.max_context, _MOST_TOKENS)
     if most < _FEWEST_TOKENS:
         raise InputError(f"--text: measuring takes {_FEWEST_TOKENS} tokens that fit into the context, not {most}")
-    _prefill(llm, ids[:_FEWEST_TOKENS])
-    speed = _FEWEST_TOKENS / _prefill(llm, ids[:_FEWEST_TOKENS])
+    prefill_s(llm, ids[:_FEWEST_TOKENS])
+    speed = _FEWEST_TOKENS / prefill_s(llm, ids[:_FEWEST_TOKENS])
     segments = min(most, int(speed * _SECONDS)) // GRID
     return list(ids[: max(segments, 1) * GRID if most >= GRID else most])
 
 
 def prefill_tok_s(llm: LLM, ids: Sequence[int]) -> float:
     """Tokens of a prompt that are computed in a second."""
-    return len(ids) / min(_prefill(llm, ids) for _ in range(2))
+    return len(ids) / min(prefill_s(llm, ids) for _ in range(2))
 
 
 def measure_coded(llm: LLM, ids: Sequence[int], dtype: DType, on_skip: Callable[[str], None]) -> Iterator[CodedSize]:
@@ -199,16 +198,6 @@ def _fetch(tiers: Tiers, data: bytes) -> float:
         (tier,) = tiers.statistics()
         raise ProlepsisError(f"{tier.name} did not give back {len(data)} bytes: {dict(tier.failures)}")
     return min(each.seconds for each in found if each is not None)
-
-
-def _prefill(llm: LLM, ids: Sequence[int]) -> float:
-    sequence = llm.runner.new_sequence(ids)
-    start = time.perf_counter()
-    try:
-        llm.runner.prefill(sequence)
-    finally:
-        sequence.release()
-    return time.perf_counter() - start
 
 
 def _ignore() -> None:

@@ -36,6 +36,17 @@ def cache_of(llm: LLM, ids: Sequence[int], prompt: int, dtype: DType) -> Cache:
     return Cache(window.kv, window.ids, prompt, geometry(llm, dtype), llm.rope, identity(llm))
 
 
+def prefill_s(llm: LLM, ids: Sequence[int]) -> float:
+    """Seconds that the engine takes to compute the KV of `ids`, once."""
+    sequence = llm.runner.new_sequence(ids)
+    start = time.perf_counter()
+    try:
+        llm.runner.prefill(sequence)
+    finally:
+        sequence.release()
+    return time.perf_counter() - start
+
+
 def prefill_speed(llm: LLM, ids: Sequence[int], runs: int, on_run: Callable[[int, int], None]) -> float:
     """Tokens a second at which the engine computes the KV of `ids`: the median of `runs`, after one that is left out.
 
@@ -43,12 +54,6 @@ def prefill_speed(llm: LLM, ids: Sequence[int], runs: int, on_run: Callable[[int
     """
     seconds = []
     for run in range(runs + 1):
-        sequence = llm.runner.new_sequence(ids)
-        start = time.perf_counter()
-        try:
-            llm.runner.prefill(sequence)
-        finally:
-            sequence.release()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(prefill_s(llm, ids))
         on_run(run + 1, runs + 1)
     return len(ids) / statistics.median(seconds[1:])

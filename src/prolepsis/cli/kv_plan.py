@@ -41,7 +41,7 @@ from prolepsis.errors import InputError
 from prolepsis.kv.stored import DTYPES, TOKEN_DTYPES, dtype_named
 from prolepsis.model.config import ModelConfig
 from prolepsis.model.memory import free_memory
-from prolepsis.model.model_file import open_model
+from prolepsis.model.model_file import ModelFile, open_model
 from prolepsis.model.pull import DEFAULT_MODEL, resolve
 
 _MOST_USERS = 1_000_000
@@ -98,27 +98,33 @@ def plan(
         measured = _measure(llm, llm.tokenizer.encode(content), dtype, store or ())
     else:
         note(f"nothing is measured: weights of {file.size / 1e9:.1f} GB do not fit into this machine", "yellow")
+    report = {"model": model, **_report(file, length, users, budget, dtype, measured)}
+    if json_:
+        print_json(report)
+    else:
+        show_plan(report)
+
+
+def _report(
+    file: ModelFile, context: int, users: int, budget: int, dtype: DType, measured: _Measured | None
+) -> dict[str, Any]:
+    """budget: bytes that are free beside the weights, below 0 where not even these have room."""
     config = file.config
-    report: dict[str, Any] = {
-        "model": model,
+    return {
         "layers": config.num_layers,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "max_context": config.max_context,
-        "context": length,
+        "context": context,
         "users": users,
         "weights_bytes": file.size,
         "free_bytes": budget + file.size,
         "measured_tokens": 0 if measured is None else measured.tokens,
         "prefill_tok_s": None if measured is None else measured.prefill,
-        "caches": _caches(config, length, users, budget, () if measured is None else measured.coded),
+        "caches": _caches(config, context, users, budget, () if measured is None else measured.coded),
         "store_dtype": dtype,
-        "restores": [] if measured is None else _restores(measured, dtype, config, length, file.size),
+        "restores": [] if measured is None else _restores(measured, dtype, config, context, file.size),
     }
-    if json_:
-        print_json(report)
-    else:
-        show_plan(report)
 
 
 def _measure(llm: LLM, ids: Sequence[int], dtype: DType, stores: Sequence[str]) -> _Measured:

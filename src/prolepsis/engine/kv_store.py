@@ -77,7 +77,7 @@ class KVStore:
         self._linear = _linear_profile(llm, predictor)
         self._auto = predictor == "auto"
         self._count = Counter()
-        self._unreadable: set[str] = set()
+        self._unreadable: set[str] = set()  # without a lock: one too few or too many costs a look
         self._kept: frozenset[str] = frozenset()
         self._held: Counts[str] = Counts()
         self._lock = Lock()  # for _held

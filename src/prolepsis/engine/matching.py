@@ -94,7 +94,8 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._ll_tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, Matcher] = OrderedDict()
-        self._keeping, self._compiling = threading.Lock(), threading.Lock()
+        self._keeping = threading.Lock()  # for _kept
+        self._compiling = threading.Lock()  # one at a time; for _ll_tokenizer too
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Compiling takes milliseconds, for the largest grammars some

@@ -56,7 +56,7 @@ class Planner:
         self._prefill = model_bytes / _PREFILL_BYTES
         self._tiers: dict[str, TierSpeed] = {}
         self._decode: dict[str, float] = {}
-        self._lock = Lock()
+        self._lock = Lock()  # for what is read, mixed and written back; each value is whole without it
 
     def decide(self, pool_tokens: int, pieces: list[Piece], predictor: str) -> RestorePlan:
         """Whether to restore `pieces`, which continue the `pool_tokens` first tokens of a prompt."""

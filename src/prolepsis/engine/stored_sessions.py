@@ -28,7 +28,7 @@ _TRIES = 3
 class StoredSessions:
     """The sessions in `engine.store`, of all owners. They are found again after a restart, and never evicted.
 
-    An owner is any text, for instance a tenant's cache salt; nobody finds a session under another's. Its K and V are
+    An owner is any text, the hash of an API key say; nobody finds a session under another's. Its K and V are
     those of requests with that `cache_salt`, so a conversation that goes on from it is restored like any other prompt.
     Coroutines of one event loop; what waits for tiers waits in threads.
     """
@@ -39,7 +39,7 @@ class StoredSessions:
             raise InputError("sessions are kept in a store, and the engine has none")
         self._engine, self._store = engine, engine.store
         self._known: dict[str, SessionSummary] = {}
-        self._lock = RLock()
+        self._lock = RLock()  # for _known, and for the pins and kept segments that follow from it
         self._refresh()
         # Where a process ended between two steps, pins are left over.
         if all(tier.available for tier in self._store.tiers.statistics()):

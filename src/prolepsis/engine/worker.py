@@ -79,7 +79,7 @@ class Worker:
     def add(self, reader: Reader) -> None:
         """Queue a request. Its reader gets InputError if it cannot be. Raises ProlepsisError as `require_open`."""
         self._orders.put(_Order(partial(self._receive, reader), partial(self._refuse, reader)))
-        self.require_open()
+        self.require_open()  # afterwards: what was put before the thread said that it is closed is refused by it
 
     def cancel(self, reader: Reader) -> None:
         """Stop a request before the next pass, if it has not ended."""

@@ -34,7 +34,6 @@ class AccessLog:
             return
         start = time.perf_counter()
         status, whole = 0, scope["path"] in _ENDLESS
-        state = scope.setdefault("state", {})
 
         async def watched_send(message: Message) -> None:
             nonlocal status, whole
@@ -47,9 +46,10 @@ class AccessLog:
             await self._app(scope, receive, watched_send)
         finally:
             if scope["path"] not in _QUIET or status >= 400:
-                self._write(scope, status, whole, time.perf_counter() - start, state)
+                self._write(scope, status, whole, time.perf_counter() - start)
 
-    def _write(self, scope: Scope, status: int, whole: bool, seconds: float, state: dict[str, Any]) -> None:
+    def _write(self, scope: Scope, status: int, whole: bool, seconds: float) -> None:
+        state = scope.get("state", {})
         fields: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "method": scope["method"],

@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prolepsis.errors import InputError
 from prolepsis.serve.asgi import refuse
-from prolepsis.serve.errors import APIError
+from prolepsis.serve.errors import APIError, retry_after
 
 _REMEMBERED = 64  # ends of sequences, from which the throughput is measured
 _AT_FIRST_S, _AT_MOST_S = 5, 120
 # Tokenizing is among them: one thread does it for all, chats included.
 _QUEUED = ("/v1/chat/completions", "/v1/completions", "/v1/sessions", "/tokenize", "/detokenize")
-_PAUSES = {"loading": ("the model is being loaded", "5"), "draining": ("the server is shutting down", "10")}
+_PAUSES = {"loading": ("the model is being loaded", 5), "draining": ("the server is shutting down", 10)}
 
 
 class Admission:
@@ -43,7 +43,7 @@ class Admission:
         if self.open + sequences > self.running + self._waiting and self.open > held:
             self.refused += 1
             message = f"too many requests: {self.open} sequences run or wait (--max-queue {self._waiting})"
-            raise APIError(429, message, code="overloaded", headers={"Retry-After": str(self.retry_after_s())})
+            raise APIError(429, message, code="overloaded", headers=retry_after(self.retry_after_s()))
         self.open += sequences
 
     def leave(self, sequences: int, served: bool) -> None:
@@ -102,7 +102,7 @@ class Gate:
             await self._app(scope, receive, send)  # to look at the server is possible at any time
         elif self._phase() in _PAUSES:
             why, seconds = _PAUSES[self._phase()]
-            error = APIError(503, why, code=self._phase(), headers={"Retry-After": seconds})
+            error = APIError(503, why, code=self._phase(), headers=retry_after(seconds))
             await refuse(error, scope, receive, send)
         elif scope["path"].startswith(_QUEUED):
             await self._admit(scope, receive, send)

@@ -55,6 +55,11 @@ class APIError(ProlepsisError):
         return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
 
 
+def retry_after(seconds: int) -> dict[str, str]:
+    """The header that says when to ask again."""
+    return {"Retry-After": str(seconds)}
+
+
 def _encodable(text: str) -> str:
     """A text without unpaired surrogates, which JSON lets in and UTF-8 does not let out."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prolepsis.serve.asgi import NO_RETRY, header, is_last, refuse
-from prolepsis.serve.errors import APIError
+from prolepsis.serve.errors import APIError, retry_after
 
 _LAST_WORDS_S = 1.0  # for a client that does not even read why its answer ends
 
@@ -187,4 +187,4 @@ def _time_is_up(timeout_s: float) -> APIError:
 
 
 def _server_ends(reason: str) -> APIError:
-    return APIError(503, reason, code="draining", headers={"Retry-After": "10"})
+    return APIError(503, reason, code="draining", headers=retry_after(10))

@@ -61,8 +61,7 @@ def _model(state: ServerState) -> dict[str, Any]:
 async def tokenize(body: TokenizeBody, state: State) -> Response:
     """Token ids of a text, or of a conversation as the model would read it."""
     state.require_model(body.model)
-    field = "prompt" if body.messages is None else "messages"
-    tokens = await state.encode(field, _tokens, state.llm, body)
+    tokens = await state.encode(body.given, _tokens, state.llm, body)
     return json_response({"count": len(tokens), "max_model_len": state.llm.max_context, "tokens": tokens})
 
 

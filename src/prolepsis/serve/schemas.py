@@ -5,7 +5,7 @@ supported are refused by name where ignoring them would change what comes out.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -90,7 +90,7 @@ class GenerationBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> "GenerationBody":
+    def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options are for streams: set stream, or leave them out", field="stream_options")
         return self
@@ -140,28 +140,39 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> "ChatBody":
+    def _check_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InputError("top_logprobs needs logprobs to be true", field="top_logprobs")
         return self
 
 
-class TokenizeBody(Body):
-    """/tokenize: a text, or messages."""
+class PromptOrMessages(Body):
+    """What becomes tokens, and no more than that."""
 
-    model: str | None = None
-    prompt: str | None = None
+    prompt: Any = None
     messages: list[Any] | None = None
     tools: list[Any] = []
     """What the model is told of beside messages."""
-    add_special_tokens: bool = True
-    """Whether a text gets the BOS token, where the model has one."""
+
+    @property
+    def given(self) -> Literal["prompt", "messages"]:
+        """Which of the two there is."""
+        return "prompt" if self.messages is None else "messages"
 
     @model_validator(mode="after")
-    def _check_one(self) -> "TokenizeBody":
+    def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise InputError("give either prompt or messages", field="prompt")
         return self
+
+
+class TokenizeBody(PromptOrMessages):
+    """/tokenize."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    """Whether a text gets the BOS token, where the model has one."""
 
 
 class DetokenizeBody(Body):
@@ -178,17 +189,8 @@ class RestoreBody(Body):
     """That of the requests which the session came from and goes on with."""
 
 
-class SessionBody(RestoreBody):
-    """/v1/sessions: what to keep, as messages, or as a text or token ids."""
+class SessionBody(RestoreBody, PromptOrMessages):
+    """/v1/sessions: what to keep. prompt: a text or token ids. tools: those of the requests that the session came from
+    and goes on with."""
 
     id: str
-    messages: list[Any] | None = None
-    tools: list[Any] = []
-    """Those of the requests that the session came from and goes on with."""
-    prompt: Any = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> "SessionBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise InputError("give either prompt or messages", field="prompt")
-        return self

@@ -20,7 +20,7 @@ from prolepsis.errors import CapacityError, InputError, TierError
 from prolepsis.model.chat_template import encode_chat
 from prolepsis.serve.answers import json_response
 from prolepsis.serve.auth import tenant_of
-from prolepsis.serve.errors import APIError
+from prolepsis.serve.errors import APIError, retry_after
 from prolepsis.serve.messages import messages_of
 from prolepsis.serve.schemas import RestoreBody, SessionBody
 from prolepsis.serve.state import ServerState, State
@@ -35,13 +35,12 @@ async def save(body: SessionBody, request: Request, state: State) -> Response:
     """Keep a conversation, or a prompt; its K and V are computed if need be."""
     sessions, tenant = _sessions(state), tenant_of(request)
     _check_id(body.id)
-    field = "prompt" if body.messages is None else "messages"
-    tokens = await state.encode(field, _tokens, state.llm, body)
+    tokens = await state.encode(body.given, _tokens, state.llm, body)
     salt = tenant.cache_salt(body.cache_salt)
     try:
         saved = await sessions.save(tenant.owner, body.id, body.messages or [], tokens, cache_salt=salt)
     except CapacityError as error:
-        raise APIError(503, str(error), code="no_room", headers={"Retry-After": "10"}) from error
+        raise APIError(503, str(error), code="no_room", headers=retry_after(10)) from error
     return json_response(_summary(saved.summary))
 
 
@@ -81,7 +80,7 @@ async def delete(id_: str, request: Request, state: State) -> Response:
     try:
         deleted = await _sessions(state).delete(tenant_of(request).owner, _check_id(id_))
     except TierError as error:
-        raise APIError(503, str(error), code="store_unavailable", headers={"Retry-After": "10"}) from error
+        raise APIError(503, str(error), code="store_unavailable", headers=retry_after(10)) from error
     if not deleted:
         raise _unknown(id_)
     return json_response({"id": id_, "object": "session", "deleted": True})
@@ -96,8 +95,7 @@ def _sessions(state: ServerState) -> StoredSessions:
 
 def _check_id(id_: str) -> str:
     """An id is a name for people. It is hashed before it names anything, and has to survive in a URL."""
-    sound = 1 <= len(id_) <= _LONGEST_ID and id_.isprintable() and "/" not in id_ and id_.strip(". ") == id_ != ""
-    if not sound:
+    if not (1 <= len(id_) <= _LONGEST_ID and id_.isprintable() and "/" not in id_ and id_.strip(". ") == id_):
         raise InputError(
             f"id must have 1 to {_LONGEST_ID} printable characters without /, and no space or dot at either end, "
             f"not {id_!r:.80}",

@@ -18,13 +18,13 @@ from prolepsis.engine.llm import LLM
 from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.serve.admission import Admission
 from prolepsis.serve.answer_counts import AnswerCounts
-from prolepsis.serve.errors import APIError, blame
+from prolepsis.serve.errors import APIError, blame, retry_after
 from prolepsis.serve.limits import OpenRequests
 from prolepsis.serve.options import ServeOptions
 
 T = TypeVar("T")
 Phase = Literal["loading", "ready", "draining"]
-_SOON = {"Retry-After": "5"}
+_SOON = retry_after(5)
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from test_profiles import TEXTS, calibrated
 
 from prolepsis import LLM, SamplingParams
 from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.engine.kv_payload import PayloadCodec
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.planner import Planner
 from prolepsis.engine.profile_store import keep
@@ -291,6 +292,32 @@ def test_without_threads_to_restore_all_is_computed(llm: LLM, tiers: Tiers, monk
             assert await engine.prefetch([5, *PROMPT]) is None
             assert engine.is_open
             assert store.statistics().failures == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize(("method", "what"), [("encode", "storing"), ("decode", "restoring")])
+def test_an_unforeseen_error_costs_a_computation_and_is_told(
+    llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, what: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("oh")
+
+    async def work() -> None:
+        store = KVStore(llm, tiers)
+        monkeypatch.setattr(PayloadCodec, method, fail)
+        async with AsyncEngine(llm, store) as engine:
+            first, _ = await tokens_of(engine, PROMPT)
+            assert await engine.flush(60)
+            await engine.call(lambda: forget(llm))
+            assert await tokens_of(engine, PROMPT) == (first, 0)
+            assert await engine.flush(60)
+            failures = store.statistics().failures
+        assert failures >= 1
+        assert {record.message for record in caplog.records} == {
+            f"{what} failed; the K and V that are missing for it are computed"
+        }
+        assert all("KeyError: 'oh'" in (record.exc_text or "") for record in caplog.records)
 
     run(work())
 

@@ -106,7 +106,7 @@ class Offload:
         try:
             return self._restorer.begin(tokens, salt, done)
         except Exception:  # no thread can be started, say: it is not worth the engine's thread, all can be computed
-            self.store.count.add(failures=1)
+            self.store.count.failed("beginning to restore")
             return None
 
     def _restored(self, request: Request, queue: Callable[[], None], plan: RestorePlan) -> None:

@@ -135,7 +135,7 @@ class Restorer:
         except Exception:
             if restore.abandoned:  # the engine may have been closed
                 return
-            self._store.count.add(failures=1)
+            self._store.count.failed("restoring")
             broken = "failed"
         self._call(partial(self._end, restore, broken))
 

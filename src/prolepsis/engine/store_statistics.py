@@ -1,5 +1,6 @@
 """What a `KVStore` has done so far."""
 
+import logging
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,8 @@ from threading import Lock
 from typing import Any
 
 from prolepsis.store.watched_tier import TierStatistics
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -60,6 +63,11 @@ class Counter:
         with self._lock:
             for name, count in counts.items():
                 setattr(self._now, name, getattr(self._now, name) + count)
+
+    def failed(self, what: str) -> None:
+        """Count an unexpected error, the one that is being handled, and log it: nobody is told otherwise."""
+        self.add(failures=1)
+        _log.warning("%s failed; the K and V that are missing for it are computed", what, exc_info=True)
 
     def decided(self, reason: str) -> None:
         """Count one more prompt with this reason."""

@@ -124,7 +124,8 @@ class StoreWriter:
             try:
                 saved = self._store_chain(chain)
             except Exception as error:
-                self._store.count.add(failures=not self._closed)
+                if not self._closed:
+                    self._store.count.failed("storing")
                 chain.done.set_exception(error)
             else:
                 if saved is not None:

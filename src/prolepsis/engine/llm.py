@@ -18,6 +18,7 @@ from prolepsis.engine.completion import Completion, Delta, best
 from prolepsis.engine.drafters import check_drafting, new_drafter
 from prolepsis.engine.engine import Engine, require_places
 from prolepsis.engine.interrupts import deferred
+from prolepsis.engine.kernel_cache import mark_used
 from prolepsis.engine.matching import GrammarCompiler, Matcher
 from prolepsis.engine.memory import RECENT_IN_PASS, new_cache
 from prolepsis.engine.request import Request
@@ -155,6 +156,7 @@ class LLM:
             max_running = min(max_running, self._cache.num_recent - RECENT_IN_PASS)
         self.engine = Engine(self.runner, prefix, swap, max_running, speculation=self._speculation)
         """Runs requests together; `generate` is made of it."""
+        mark_used()
 
     def _check_context(self, max_context: int | None) -> None:
         if max_context is not None and not (is_int(max_context) and 2 <= max_context <= self.config.max_context):

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+from prolepsis.engine.kernel_cache import remove_unused
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session import load_session, save_session
@@ -11,7 +12,11 @@ _VALUES = 1 << 22  # K and V from which on a session gets tables of its own (`co
 
 
 def warm_up(llm: LLM) -> None:
-    """Compile every kernel that requests to `llm` and its sessions can need. Leaves nothing in its cache."""
+    """Compile every kernel that requests to `llm` and its sessions can need. Leaves nothing in its cache.
+
+    Kernels of other installations go, if nobody has used them for long (`kernel_cache`): one more set takes their room.
+    """
+    remove_unused()
     params = SamplingParams(
         top_k=2, top_p=0.9, min_p=0.1, repetition_penalty=1.1, logprobs=1, max_tokens=2, ignore_eos=True
     )

@@ -15,6 +15,9 @@ def test_a_cache_is_put_together_from_its_parts(dtype: str) -> None:
     geometry = Geometry.of(kv, dtype)
     out = kv_array.empty(geometry, 30)
     kv_array.require_fit(out, geometry, 30)
+    parts = [kv_array.part(kv, first, stop) for first, stop in ((0, 7), (7, 8), (8, 30))]
+    for array, expected in zip(arrays_of(kv_array.joined(parts)), arrays_of(kv), strict=True):
+        assert np.array_equal(array, expected)
     for first, stop in ((0, 7), (7, 8), (8, 30)):
         part = kv_array.part(kv, first, stop)
         assert kv_array.token_count(part) == stop - first

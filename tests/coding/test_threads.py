@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from prolepsis.coding.threads import for_each
+from prolepsis.coding.threads import for_each, pause, pausing
 
 
 @pytest.fixture(params=["1", "2", "7"], autouse=True)
@@ -78,3 +78,21 @@ def test_nothing_of_the_work_is_held_when_it_is_done(monkeypatch: pytest.MonkeyP
         use(buffer)
         del buffer
         assert held() is None
+
+
+def test_who_rests_does_so_alone_after_every_item_and_nobody_else_does() -> None:
+    seen: list[str] = []
+
+    def work(item: int) -> None:
+        seen.append(f"{item} {threading.current_thread().name}")
+
+    name = threading.current_thread().name
+    with pausing(lambda: seen.append("rest")):
+        for_each(2, work)
+        other = threading.Thread(target=pause)
+        other.start()
+        other.join()
+        pause()
+    assert seen == [f"0 {name}", "rest", f"1 {name}", "rest", "rest"]
+    pause()
+    assert len(seen) == 5

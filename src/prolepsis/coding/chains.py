@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from prolepsis.coding.cache_dtypes import DType, moderate_values
 from prolepsis.coding.predictors import Chain
 from prolepsis.coding.tables import TokenTables
+from prolepsis.coding.threads import pause
 from prolepsis.kernels import kv_chain_streams, kv_streams
 from prolepsis.kernels.kv_chain import GROUP
 from prolepsis.kernels.rans import READ_AHEAD
@@ -46,6 +47,7 @@ def encode_layer(layer: Scalars, chain: Chain, dtype: DType, tables: TokenTables
             plane, begin, end, *chain, floats, tables.form, tables.octaves, tables.encode, *room, scalars
         )
         out.append(ChainStream(room[-1][:size].copy(), scalars))
+        pause()
     return out
 
 

@@ -19,6 +19,7 @@ from prolepsis.coding.header import TokenStorage
 from prolepsis.coding.profile import measure
 from prolepsis.coding.reader import SessionReader
 from prolepsis.coding.rope import RopeSpec
+from prolepsis.coding.threads import pause
 from prolepsis.coding.writer import SessionWriter
 from prolepsis.errors import InputError
 
@@ -54,12 +55,16 @@ def encode(
         raise InputError(f"start must be a whole number, not {start!r}") from error
     file = BytesIO()
     tokens: TokenStorage = "none" if token_ids is None else "ids"
+    profile = profile or measure(stored, name, rope, start)
+    pause()
     block_size = KIVI_BLOCK if name == "kivi4" else 1 if start % 16 else 16
     writer = SessionWriter(
-        file, profile or measure(stored, name, rope, start), dtype=name, rope=rope, start=start, model=model,
+        file, profile, dtype=name, rope=rope, start=start, model=model,
         numerics=numerics, block_size=block_size, tokens=tokens,
     )  # fmt: skip
+    pause()
     writer.add(stored, token_ids)
+    pause()
     writer.finish(metadata)
     return file.getvalue()
 

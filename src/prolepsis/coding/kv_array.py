@@ -1,6 +1,6 @@
 """KV as it is stored (`cache_dtypes.KV`), in pieces of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -44,6 +44,12 @@ def put(out: KV, first: int, kv: KV) -> None:
         first = _rows(first)
     for target, source in zip(arrays_of(out), arrays_of(kv), strict=True):
         target[:, :, first : first + source.shape[2]] = source
+
+
+def joined(parts: Sequence[KV]) -> KV:
+    """All tokens of some KV of one geometry, one after the other, in one piece."""
+    first, arrays = parts[0], [np.concatenate(same, axis=2) for same in zip(*map(arrays_of, parts), strict=True)]
+    return arrays[0] if isinstance(first, np.ndarray) else type(first)(*arrays)
 
 
 def as_scalars(kv: KV) -> NDArray[np.uint16] | None:

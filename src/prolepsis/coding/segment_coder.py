@@ -23,6 +23,7 @@ from prolepsis.coding.past import OwnPast
 from prolepsis.coding.predictors import Chain, Past, Prediction, Predictor, Segment
 from prolepsis.coding.rope import RopeSpec
 from prolepsis.coding.tables import TokenTables
+from prolepsis.coding.threads import pause
 from prolepsis.coding.uniform_grid import on_grid
 from prolepsis.errors import InputError
 
@@ -138,8 +139,11 @@ class SegmentCoder:
             chained = chains.encode_layer(part[0], prediction, self._geometry.dtype, self._tables, self.group)
             return [CodedStream(c.data, xxhash.xxh3_64_intdigest(c.scalars.data)) for c in chained]
         coded = streams.encode_layers(part, prediction, self._tables, self._heads)
-        values = streams.values_of(part, self._heads)
-        return [CodedStream(c, xxhash.xxh3_64_intdigest(v.data)) for c, v in zip(coded, values, strict=True)]
+        out = []
+        for data, values in zip(coded, streams.values_of(part, self._heads), strict=True):
+            out.append(CodedStream(data, xxhash.xxh3_64_intdigest(values.data)))
+            pause()
+        return out
 
     def decode(
         self,

@@ -13,6 +13,7 @@ from prolepsis.kernels.team import default_threads
 class _Thread(threading.local):
     sharing = False
     limit: int | None = None
+    rest: Callable[[], None] | None = None
 
 
 _thread = _Thread()
@@ -33,6 +34,26 @@ def limited_to(threads: int) -> Iterator[None]:
         _thread.limit = before
 
 
+@contextmanager
+def pausing(rest: Callable[[], None]) -> Iterator[None]:
+    """Within the block, the calling thread works alone, and calls `rest` wherever its work says `pause`.
+
+    That is every 1 or 2 ms at least: for work that others on the same cores are not to notice.
+    """
+    before, _thread.rest = _thread.rest, rest
+    try:
+        with limited_to(1):
+            yield
+    finally:
+        _thread.rest = before
+
+
+def pause() -> None:
+    """Rest, if the calling thread is within `pausing`."""
+    if _thread.rest is not None:
+        _thread.rest()
+
+
 def for_each(count: int, work: Callable[[int], None]) -> None:
     """Call work(0) ... work(count - 1), as many at a time as `thread_count` says.
 
@@ -43,6 +64,7 @@ def for_each(count: int, work: Callable[[int], None]) -> None:
     if threads <= 1 or _thread.sharing:
         for i in range(count):
             work(i)
+            pause()
         return
     items = iter(range(count))
     failures: list[BaseException] = []

@@ -11,6 +11,7 @@ from typing import NamedTuple, get_args
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.profile import GRID
+from prolepsis.coding.threads import pause
 from prolepsis.engine import latest
 from prolepsis.engine.kv_names import Names, SegmentName, latest_key, segment
 from prolepsis.engine.kv_payload import PayloadCodec
@@ -256,6 +257,7 @@ class KVStore:
         begin = time.thread_time()
         data = self._codec.encode(name, ids, kv, self._profile())
         self._count.add(encode_seconds=time.thread_time() - begin)
+        pause()
         if not self.tiers.put(name.key, data, final=True).tiers:
             self._count.add(refused_segments=1)
             return None

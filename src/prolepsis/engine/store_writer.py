@@ -9,9 +9,10 @@ from functools import partial
 from threading import Condition, Thread
 from typing import Any, NamedTuple
 
+from prolepsis.coding import kv_array
 from prolepsis.coding.cache_dtypes import KV
 from prolepsis.coding.profile import GRID
-from prolepsis.coding.threads import limited_to
+from prolepsis.coding.threads import limited_to, pause, pausing
 from prolepsis.engine.kv_names import SegmentName
 from prolepsis.engine.kv_store import KVStore, StoredSegment
 from prolepsis.errors import ProlepsisError
@@ -21,6 +22,8 @@ from prolepsis.kv.prefix_index import PrefixIndex
 DUTY = 0.04
 """Share of a core's time that is spent on coding while the engine runs requests."""
 
+_SLICE_S = 0.2e-3  # of coding at a time
+_PIECE = 64  # tokens copied at a time, where blocks are no larger
 _MOST_WAITING = 256  # sequences; what comes beyond is missed
 _FEWEST = 16  # tokens of a last segment that are worth a place; computing fewer takes no time
 
@@ -48,9 +51,10 @@ class _Chain:
 class StoreWriter:
     """Stores sequences whose K and V are in the pool, one segment at a time.
 
-    A segment is copied out of the pool by the engine's thread, between two passes, when this thread asks for it, and
-    coded and put here. While the engine runs requests, this thread sleeps so long after each segment that it takes
-    `DUTY` of a core; it wakes when the engine has nothing to do. What was evicted before its turn is counted as missed.
+    A segment is copied out of the pool by the engine's thread, some tokens between two passes, when this thread asks
+    for them, and coded and put here. While the engine runs requests, this thread works for a fraction of a millisecond
+    at a time, and sleeps so long after each that it takes `DUTY` of a core; it wakes when the engine has nothing to do.
+    What was evicted before its turn is counted as missed.
     """
 
     def __init__(self, store: KVStore, cache: PagedKVCache, prefix: PrefixIndex, call: Call) -> None:
@@ -62,6 +66,7 @@ class StoreWriter:
         self._left = 0  # segments of that one
         self._idle = self._closed = False
         self._flushing = 0
+        self._rested = 0.0  # when it has last rested, in the time of its thread
         store.queued = self._queued
         self.thread = Thread(target=self._run, name="prolepsis-store", daemon=True)
         self.thread.start()
@@ -170,29 +175,43 @@ class StoreWriter:
         return SavedChain(stored, True)
 
     def _store_segment(self, chain: _Chain, name: SegmentName) -> StoredSegment | None:
-        kv = self._call(partial(self._copy, chain.tokens, chain.salt, name)).result()
+        kv = self._copied(chain, name)
         if kv is None:
             return _MISSED
-        begin = time.thread_time()
-        with limited_to(1):
+        self._rested = time.thread_time()
+        with limited_to(1) if chain.urgent else pausing(self._rest):
             stored = self._store.put(name, chain.tokens[name.start : name.stop], kv)
-        if not chain.urgent:
-            self._pause((time.thread_time() - begin) * (1 / DUTY - 1))
+            pause()
         return stored
 
-    def _copy(self, tokens: list[int], salt: str, name: SegmentName) -> KV | None:
-        """K and V of a segment, or None where the pool has lost some; in the engine's thread."""
+    def _copied(self, chain: _Chain, name: SegmentName) -> KV | None:
+        """K and V of a segment, or None where the pool has lost some; a piece between two passes, which it delays."""
+        step, parts = max(_PIECE, self._cache.block_size), list[KV]()
+        for start in range(name.start, name.stop, step):
+            stop = min(start + step, name.stop)
+            part = self._call(partial(self._copy, chain.tokens, chain.salt, start, stop)).result()
+            if part is None:
+                return None
+            parts.append(part)
+        return kv_array.joined(parts)
+
+    def _copy(self, tokens: list[int], salt: str, start: int, stop: int) -> KV | None:
+        """K and V of some tokens, or None where the pool has lost some; in the engine's thread."""
         table = self._cache.new_table()
         try:
-            self._prefix.match(table, [*tokens[: name.stop], 0], salt)
-            return self._cache.read(table, name.start, name.stop) if table.length >= name.stop else None
+            self._prefix.match(table, [*tokens[:stop], 0], salt)
+            return self._cache.read(table, start, stop) if table.length >= stop else None
         finally:
             table.release()
 
-    def _pause(self, seconds: float) -> None:
+    def _rest(self) -> None:
         """Leave the cores to the engine, while it needs them and nobody waits."""
+        worked = time.thread_time() - self._rested
+        if worked < _SLICE_S:
+            return
         with self._changed:
-            self._changed.wait_for(self._may_hurry, seconds)
+            self._changed.wait_for(self._may_hurry, worked * (1 / DUTY - 1))
+        self._rested = time.thread_time()
 
     def _gives_way(self, chain: _Chain) -> bool:
         """Put the chain behind those that somebody waits for, if there are any: the pool may lose theirs soon."""

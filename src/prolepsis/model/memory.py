@@ -23,7 +23,7 @@ def require_memory(what: str, needed: int) -> None:
 
 
 def shown(count: int) -> str:
-    """Bytes in MiB or GiB, for errors."""
+    """Bytes in MiB or GiB, for people."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from prolepsis.engine.async_engine import AsyncEngine
+from prolepsis.model.memory import shown
 
 
 def banner(engine: AsyncEngine) -> Iterator[str]:
@@ -11,18 +12,11 @@ def banner(engine: AsyncEngine) -> Iterator[str]:
     cache = llm.kv_cache
     slots = cache.pool.num_blocks * cache.block_size
     yield (
-        f"KV cache {_size(slots * cache.bytes_per_token)} of {cache.dtype}: {slots:,} tokens, sequences of up to "
+        f"KV cache {shown(slots * cache.bytes_per_token)} of {cache.dtype}: {slots:,} tokens, sequences of up to "
         f"{llm.max_context:,}, {llm.engine.max_running} at once"
     )
     if engine.store is not None:
         for tier in engine.store.tiers.statistics():
-            budget = "" if tier.budget is None else f", {_size(tier.budget)}"
+            budget = "" if tier.budget is None else f", {shown(tier.budget)}"
             held = "" if tier.entries is None else f", {tier.entries:,} entries"
             yield f"store: {tier.name}{budget}{held}{'' if tier.available else ' (does not answer)'}"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count >> 10} KiB"

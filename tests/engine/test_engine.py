@@ -12,7 +12,7 @@ from prolepsis import LLM, SamplingParams
 from prolepsis.engine.beam_search import BeamParams, beam_search
 from prolepsis.engine.engine import Engine
 from prolepsis.engine.request import Request
-from prolepsis.engine.scheduler import ARRIVALS_A_PRIORITY, share_budget
+from prolepsis.engine.scheduler import ARRIVALS_A_PRIORITY, prompt_tokens, share_budget
 from prolepsis.engine.swap import SwapSpace
 from prolepsis.errors import InputError
 from prolepsis.kv.prefix_index import PrefixIndex
@@ -91,6 +91,12 @@ def test_the_first_in_order_gets_half_of_the_budget_and_short_prompts_the_rest()
     assert share_budget([5, 5], 1) == [1, 0]
     assert share_budget([], 256) == share_budget([], 0) == []
     assert share_budget([3], 0) == [0]
+
+
+def test_prompts_lengthen_a_pass_to_three_times_what_it_takes_without_them_or_by_64_rows() -> None:
+    assert [prompt_tokens(256, steps) for steps in (1, 32, 33, 64)] == [64, 64, 66, 128]
+    assert [prompt_tokens(256, steps) for steps in (0, 100, 256)] == [256, 156, 0]
+    assert prompt_tokens(40, 1) == 39
 
 
 def test_sequences_that_generate_are_never_held_up_by_a_long_prompt(room: Room) -> None:

@@ -21,6 +21,10 @@ PROMPT_TOKENS_BESIDE = 64
 """Tokens of prompts in a pass in which sequences generate, for whom it is a pause between two tokens. More at once
 would be no faster: from so many rows on, products are as fast as they get (`docs/engine.md`)."""
 
+PROMPT_TOKENS_A_STEP = 2
+"""So many for each row that generates, where that is more: a pass then takes at most three times what it would without
+prompts, and those of many clients do not queue up."""
+
 _by_order = attrgetter("order")
 
 
@@ -101,7 +105,7 @@ class Scheduler:
         if lengths is not None:
             self._make_drafts_room(lengths)
         steps = sum(1 + part.drafts for parts in self._parts.values() for part in parts)
-        self._share(min(self._budget - steps, PROMPT_TOKENS_BESIDE) if steps else self._budget)
+        self._share(prompt_tokens(self._budget, steps))
         parts, self._parts = self._parts, {}
         return [part for each in parts.values() for part in each]
 
@@ -322,6 +326,11 @@ class Scheduler:
         )
         self.end(task)
         self.failed.append(task)
+
+
+def prompt_tokens(budget: int, steps: int) -> int:
+    """How many tokens of prompts there may be in a pass of `budget` rows, beside `steps` rows that generate."""
+    return min(budget - steps, max(PROMPT_TOKENS_BESIDE, PROMPT_TOKENS_A_STEP * steps)) if steps else budget
 
 
 def share_budget(wanted: Many[int], budget: int) -> list[int]:

@@ -94,9 +94,9 @@ def test_where_json_is_asked_for_failures_are_json_too(tiny: Path, tmp_path: Pat
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "Once"}, timeout=60)
         assert server.wait() == 1
         said = [json.loads(line) for line in server.said.splitlines()]
-    errors = [each for each in said if each.get("level") == "error"]
-    assert "MemoryError: for this test" in errors[0]["traceback"]
-    assert errors[-1]["message"].startswith("the engine has failed")
+    (failure,) = (each for each in said if each.get("message") == "the thread prolepsis-engine has failed")
+    assert "MemoryError: for this test" in failure["traceback"]
+    assert (said[-1]["level"], said[-1]["message"][:21]) == ("error", "the engine has failed")
     outcome = call("serve", tmp_path / "none.gguf", "--port", "0", "--log-json")
     assert outcome.code == 2
     assert "none.gguf" in json.loads(outcome.err.splitlines()[-1])["message"]

@@ -1,14 +1,16 @@
 """What the server says of itself, as text and as JSON."""
 
+import io
 import json
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from unittest import mock
 
 import pytest
 
-from prolepsis.serve.logs import logging_on
+from prolepsis.serve.logs import logging_on, write_line
 
 
 def _warn() -> None:
@@ -53,3 +55,12 @@ def test_afterwards_everything_is_as_it_was() -> None:
         assert threading.excepthook != before[2]
         raise KeyError("oh")
     assert (root.handlers, root.level, threading.excepthook) == before
+
+
+def test_a_line_is_written_in_one_piece() -> None:
+    """Else the end of one thread's line may stand behind that of another's."""
+    stream = mock.Mock(wraps=io.StringIO())
+    write_line("one", stream)
+    write_line("two", stream)
+    assert stream.write.call_args_list == [mock.call("one\n"), mock.call("two\n")]
+    assert stream.flush.call_count == 2

@@ -1,6 +1,5 @@
 """`serve`: the model behind an OpenAI-compatible API."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from prolepsis.cli.console import (
 from prolepsis.engine.kv_store import PREDICTORS, check_predictor
 from prolepsis.model.memory import parse_size
 from prolepsis.model.pull import DEFAULT_MODEL
-from prolepsis.serve.logs import Level, json_line
+from prolepsis.serve.logs import Level, json_line, write_line
 from prolepsis.serve.options import ServeOptions
 
 _ACCESS, _LIMITS, _LOGS = "Who may use it", "Limits", "Logs"
@@ -161,7 +160,7 @@ def _say(text: str, level: Level = "info") -> None:
 
 
 def _say_in_json(text: str, level: Level = "info") -> None:
-    print(json_line(level, text), file=sys.stderr, flush=True)
+    write_line(json_line(level, text))
 
 
 def _keys(given: list[str], file: Path | None, say: Callable[[str, Level], None]) -> tuple[str, ...]:

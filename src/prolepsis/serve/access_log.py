@@ -1,7 +1,6 @@
 """One line for each request on standard error, without what was said in it."""
 
 import json
-import sys
 import time
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prolepsis.serve.asgi import is_last
+from prolepsis.serve.logs import write_line
 
 _QUIET = ("/health", "/metrics")  # asked for every few seconds by machines: only what fails is worth a line
 _ENDLESS = ("/v1/engine/events",)  # whoever reads these leaves before their end
@@ -66,7 +66,7 @@ class AccessLog:
             fields["body"] = state["body"].decode("utf-8", "replace")
         # ascii() and JSON leave no line break or control character of a path or body as it is.
         line = json.dumps(fields) if self._as_json else _line(fields)
-        print(line, file=self._stream or sys.stderr, flush=True)
+        write_line(line, self._stream)
 
 
 def _line(fields: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from prolepsis.serve.app import create_app
 from prolepsis.serve.banner import banner
 from prolepsis.serve.browsers import is_loopback
 from prolepsis.serve.connections import limited_protocol
-from prolepsis.serve.logs import Level, json_line, logging_on
+from prolepsis.serve.logs import Level, json_line, logging_on, write_line
 from prolepsis.serve.middleware import guarded
 from prolepsis.serve.options import ServeOptions
 from prolepsis.serve.state import ServerState
@@ -143,8 +143,7 @@ class _Process:
             await asyncio.to_thread(engine.store.close)
 
     def _say(self, what: str, level: Level = "info") -> None:
-        line = json_line(level, what) if self._options.log_json else f"prolepsis: {what}"
-        print(line, file=sys.stderr, flush=True)
+        write_line(json_line(level, what) if self._options.log_json else f"prolepsis: {what}")
 
 
 def _new_engine(load: Callable[[], LLM], tiers: Tiers | None, predictor: str) -> AsyncEngine:

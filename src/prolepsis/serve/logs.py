@@ -2,14 +2,22 @@
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TextIO
 
 Level = Literal["info", "warning", "error"]
 _log = logging.getLogger(__name__)
+
+
+def write_line(line: str, stream: TextIO | None = None) -> None:
+    """Write it, by default on standard error, at once and in one piece: several threads write there."""
+    stream = stream or sys.stderr
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 def json_line(level: str, message: str, **more: str) -> str:

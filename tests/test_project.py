@@ -67,6 +67,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded & heavy
 
 
+def test_the_version_is_told_without_the_engine() -> None:
+    assert not loaded_by("from prolepsis.cli.app import app_for\napp_for(['--version'])") & {"numpy", "numba"}
+
+
 def test_the_engine_runs_without_what_only_tests_and_downloads_need() -> None:
     loaded = loaded_by("from prolepsis import LLM, SamplingParams")
     assert "numba" in loaded

@@ -9,15 +9,19 @@ import pytest
 from command import Outcome, assert_refused, call, json_of, run
 
 from prolepsis import LLM
+from prolepsis.cli.app import app_for
 from prolepsis.engine.perplexity import measure_perplexity
 
 COMMANDS = [
     "demo",
     "generate",
     "chat",
+    "serve",
     "pull",
     "bench",
     "ppl",
+    "quantize",
+    "calibrate",
     "warmup",
     "kv save",
     "kv load",
@@ -49,6 +53,17 @@ def test_version() -> None:
     outcome = call("--version")
     assert outcome.code == 0
     assert re.fullmatch(r"prolepsis .+\n", outcome.out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_waits_for_no_other(command: str) -> None:
+    """Their imports would be half of what it takes to start."""
+    app = app_for([*command.split(), "--flag"])
+    found = [each.name for each in app.registered_commands]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found += [f"{group.name} {each.name}" for each in group.typer_instance.registered_commands]
+    assert found == [command]
 
 
 @pytest.mark.parametrize(

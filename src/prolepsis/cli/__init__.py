@@ -50,7 +50,7 @@ def _run() -> int:
     from prolepsis.cli import app  # here, so that Ctrl-C while it loads is caught too
 
     try:
-        return app.app(prog_name="prolepsis", standalone_mode=False) or 0
+        return app.app_for(sys.argv[1:])(prog_name="prolepsis", standalone_mode=False) or 0
     except Exception as error:
         misuse = app.usage_message(error)
         if misuse is None:

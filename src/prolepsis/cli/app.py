@@ -1,50 +1,66 @@
 """The commands, by name."""
 
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import (
-    bench,
-    calibrate,
-    chat,
-    demo,
-    generate,
-    kv,
-    kv_bench,
-    kv_plan,
-    models,
-    perplexity,
-    quantize,
-    serve,
-)
+# The module of each, and the function in it.
+_COMMANDS = {
+    "demo": "demo.demo",
+    "generate": "generate.generate",
+    "chat": "chat.chat",
+    "serve": "serve.serve",
+    "pull": "models.pull",
+    "bench": "bench.bench",
+    "ppl": "perplexity.ppl",
+    "quantize": "quantize.quantize",
+    "calibrate": "calibrate.calibrate_",
+    "warmup": "models.warmup",
+}
+_KV_COMMANDS = {
+    "save": "kv.save",
+    "load": "kv.load_",
+    "inspect": "kv.inspect",
+    "verify": "kv.verify",
+    "bench": "kv_bench.bench",
+    "plan": "kv_plan.plan",
+}
 
-app = typer.Typer(
-    name="prolepsis",
-    help="An LLM inference engine that predicts its own future: tokens and KV cache.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-kv_app = typer.Typer(help="Save, restore, look into, verify, measure and plan losslessly coded KV caches.")
 
-app.command("demo")(demo.demo)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("serve")(serve.serve)
-app.command("pull")(models.pull)
-app.command("bench")(bench.bench)
-app.command("ppl")(perplexity.ppl)
-app.command("quantize")(quantize.quantize)
-app.command("calibrate")(calibrate.calibrate_)
-app.command("warmup")(models.warmup)
-kv_app.command("save")(kv.save)
-kv_app.command("load")(kv.load_)
-kv_app.command("inspect")(kv.inspect)
-kv_app.command("verify")(kv.verify)
-kv_app.command("bench")(kv_bench.bench)
-kv_app.command("plan")(kv_plan.plan)
-app.add_typer(kv_app, name="kv")
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The command line, with all that `arguments` need of it: most of the time that a command takes to start is the
+    imports of others."""
+    app = typer.Typer(
+        name="prolepsis",
+        help="An LLM inference engine that predicts its own future: tokens and KV cache.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(_prolepsis)
+    first = arguments[0] if arguments else None
+    if first != "kv":
+        _add(app, {} if first == "--version" else _COMMANDS, first)
+    if first not in ("--version", *_COMMANDS):
+        kv_app = typer.Typer(help="Save, restore, look into, verify, measure and plan losslessly coded KV caches.")
+        kv_app.callback(invoke_without_command=True)(_help_if_alone)
+        _add(kv_app, _KV_COMMANDS, arguments[1] if first == "kv" and len(arguments) > 1 else None)
+        app.add_typer(kv_app, name="kv")
+    return app
+
+
+def _add(app: typer.Typer, commands: Mapping[str, str], wanted: str | None) -> None:
+    """The one that is wanted; all where it is none of them, for help and advice name them all."""
+    for name in [wanted] if wanted is not None and wanted in commands else commands:
+        app.command(name)(_function(commands[name]))
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, name = place.split(".")
+    function: Callable[..., Any] = getattr(import_module(f"prolepsis.cli.{module}"), name)
+    return function
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +73,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _prolepsis(
     context: typer.Context,
     version_: Annotated[
@@ -67,7 +82,6 @@ def _prolepsis(
     _help_if_alone(context)
 
 
-@kv_app.callback(invoke_without_command=True)
 def _help_if_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())

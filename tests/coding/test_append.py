@@ -3,6 +3,7 @@
 import hashlib
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +17,18 @@ from spec_decoder import decode_file
 
 from prolepsis.coding import RopeSpec, SessionReader, SessionStream, SessionWriter, decode, kv_array
 from prolepsis.coding.cache_dtypes import DType, arrays_of, quantise
-from prolepsis.coding.profile import measure
+from prolepsis.coding.profile import Profile, measure
 from prolepsis.errors import InputError, SegmentError
 
 ROPE = RopeSpec(theta=10_000.0, dim=4, style="interleaved")
 KV = realistic_kv(layers=1, tokens=700, heads=1, dim=4, rope=ROPE)
 IDS = np.random.default_rng(0).integers(0, 50_000, 700).astype(np.uint32)
-PROFILE = measure(KV[:, :, :40], "bf16", ROPE, 0)
+
+
+@cache
+def profile() -> Profile:
+    """Of the first of KV."""
+    return measure(KV[:, :, :40], "bf16", ROPE, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +38,7 @@ def _without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(file: BytesIO, **settings: object) -> SessionWriter:
-    return SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE, **settings)  # type: ignore[arg-type]
+    return SessionWriter(file, profile(), dtype="bf16", rope=ROPE, **settings)  # type: ignore[arg-type]
 
 
 def add(writer: SessionWriter, count: int) -> None:
@@ -317,23 +323,26 @@ def test_caches_of_every_dtype_grow(dtype: DType) -> None:
         at += length
 
 
-OUTSIDE = replace(PROFILE, embedded=False)
+@cache
+def outside() -> Profile:
+    """The same, kept elsewhere."""
+    return replace(profile(), embedded=False)
 
 
 def test_a_profile_may_be_kept_outside() -> None:
     file = BytesIO()
-    writer = SessionWriter(file, OUTSIDE, dtype="bf16", rope=ROPE)
+    writer = SessionWriter(file, outside(), dtype="bf16", rope=ROPE)
     add(writer, 40)
     writer.finish(b"outside")
     data = file.getvalue()
     assert len(data) < len(encoded_with_profile_inside())
-    assert np.array_equal(SessionReader(data, profile=OUTSIDE).read_all(), KV[:, :, :40])
-    for _, values in SessionStream(BytesIO(data), profile=OUTSIDE):
+    assert np.array_equal(SessionReader(data, profile=outside()).read_all(), KV[:, :, :40])
+    for _, values in SessionStream(BytesIO(data), profile=outside()):
         assert np.array_equal(values, KV[:, :, :40])
-    writer = SessionWriter.append_to(SessionReader(file, profile=OUTSIDE))
+    writer = SessionWriter.append_to(SessionReader(file, profile=outside()))
     add(writer, 10)
     writer.finish(b"more")
-    assert np.array_equal(SessionReader(file, profile=OUTSIDE).read_all(), KV[:, :, :50])
+    assert np.array_equal(SessionReader(file, profile=outside()).read_all(), KV[:, :, :50])
 
 
 def encoded_with_profile_inside() -> bytes:
@@ -346,7 +355,7 @@ def encoded_with_profile_inside() -> bytes:
 
 def test_without_its_profile_a_file_can_be_looked_into_but_not_decoded() -> None:
     file = BytesIO()
-    writer = SessionWriter(file, OUTSIDE, dtype="bf16", rope=ROPE)
+    writer = SessionWriter(file, outside(), dtype="bf16", rope=ROPE)
     add(writer, 40)
     writer.finish(b"outside")
     reader = SessionReader(file, "some.pkv")
@@ -355,11 +364,11 @@ def test_without_its_profile_a_file_can_be_looked_into_but_not_decoded() -> None
     reader.verify(values=False)
     assert len(list(SessionStream(BytesIO(file.getvalue())).entries())) == 1
     other = measure(KV, "bf16", ROPE, 0)
-    for profile, told in ((None, "none was given"), (other, "the one given is")):
+    for given_, told in ((None, "none was given"), (other, "the one given is")):
         for read in (
-            lambda p=profile: SessionReader(file, "some.pkv", profile=p).read_all(),
-            lambda p=profile: list(SessionStream(BytesIO(file.getvalue()), "some.pkv", profile=p)),
-            lambda p=profile: SessionWriter.append_to(SessionReader(file, "some.pkv", profile=p)),
+            lambda p=given_: SessionReader(file, "some.pkv", profile=p).read_all(),
+            lambda p=given_: list(SessionStream(BytesIO(file.getvalue()), "some.pkv", profile=p)),
+            lambda p=given_: SessionWriter.append_to(SessionReader(file, "some.pkv", profile=p)),
         ):
             with pytest.raises(SegmentError, match=rf"some\.pkv needs the profile {fingerprint}.*static/1") as caught:
                 read()

@@ -17,7 +17,12 @@ from prolepsis.coding.profile import measure
 from prolepsis.errors import InputError, SegmentError
 
 KV = kivi_kv(layers=1, tokens=256, heads=2)
-DATA = encode(KV, rope=ROPE, token_ids=range(256))
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    """The file of KV."""
+    return encode(KV, rope=ROPE, token_ids=range(256))
 
 
 def raw_bytes(kv: KiviKV) -> int:
@@ -135,36 +140,36 @@ def test_files_grow_and_are_read_in_parts() -> None:
         {"layers": 4096, "kv_heads": 8},
     ],
 )
-def test_hostile_headers(change: dict[str, object]) -> None:
-    header, records = taken_apart(DATA)
-    assert put_together(header, records) == DATA
-    data = put_together(header | change, records)
+def test_hostile_headers(change: dict[str, object], data: bytes) -> None:
+    header, records = taken_apart(data)
+    assert put_together(header, records) == data
+    hostile = put_together(header | change, records)
     with pytest.raises(SegmentError):
-        decode(data)
+        decode(hostile)
     with pytest.raises(SegmentError):
-        list(SessionStream(BytesIO(data)))
+        list(SessionStream(BytesIO(hostile)))
 
 
-def test_a_segment_of_part_of_a_block_is_refused() -> None:
+def test_a_segment_of_part_of_a_block_is_refused(data: bytes) -> None:
     for count in (96, 255):
-        header, records = taken_apart(DATA)
+        header, records = taken_apart(data)
         records[0].fields[1], records[0].fields[3] = count, count // 128
         records[0].rest = records[0].rest[: 4 * count] + records[0].rest[4 * 256 :]
         with pytest.raises(SegmentError, match=f"{count} tokens of kivi4 are no whole blocks of 128"):
             decode(put_together(header, records))
 
 
-def test_every_flip_is_found() -> None:
-    for i in np.random.default_rng(0).integers(0, len(DATA), 60):
-        damaged = bytearray(DATA)
+def test_every_flip_is_found(data: bytes) -> None:
+    for i in np.random.default_rng(0).integers(0, len(data), 60):
+        damaged = bytearray(data)
         damaged[i] ^= 1 << int(i) % 8
         with pytest.raises(SegmentError):
             decode(damaged)
 
 
-def test_damage_is_named() -> None:
-    segment = SessionReader(DATA).segments[0]
-    damaged = bytearray(DATA)
+def test_damage_is_named(data: bytes) -> None:
+    segment = SessionReader(data).segments[0]
+    damaged = bytearray(data)
     damaged[segment.offset + int(segment.index["length"][:4].sum())] ^= 1
     with pytest.raises(SegmentError, match=r"layer 0, V, minimums: its bytes are damaged"):
         decode(damaged)

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,26 @@ from kv_samples import ROPE, realistic_kv
 from prolepsis.coding import SessionReader, SessionStream, SessionWriter, decode, encode
 from prolepsis.coding.hashes import BlockHashes
 from prolepsis.coding.predictors import Segment
-from prolepsis.coding.profile import measure
+from prolepsis.coding.profile import Profile, measure
 from prolepsis.coding.segment_coder import SegmentCoder
 from prolepsis.errors import InputError, SegmentError
 
 KV = realistic_kv(tokens=600)
 IDS = np.arange(600, dtype=np.uint32) * 7 % 1000
 MODEL = {"weights": "sha256:11", "tokenizer": "sha256:22"}
-PROFILE = measure(KV, "bf16", ROPE, 0)
+
+
+@cache
+def profile() -> Profile:
+    """Of KV."""
+    return measure(KV, "bf16", ROPE, 0)
 
 
 def written(pieces: list[int], **options: object) -> BytesIO:
     """A file of KV and IDS, added in pieces of the given sizes."""
     file = BytesIO()
     settings: dict = {"dtype": "bf16", "rope": ROPE, "model": MODEL, "numerics": "cpu/1"} | options
-    writer = SessionWriter(file, PROFILE, **settings)
+    writer = SessionWriter(file, profile(), **settings)
     at = 0
     for size in pieces:
         ids = None if settings.get("tokens") == "none" else IDS[at : at + size]
@@ -247,17 +253,17 @@ def test_what_differs_is_named() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(kv: np.ndarray, ids: range | None, message: str) -> None:
-    writer = SessionWriter(BytesIO(), PROFILE, dtype="bf16", rope=ROPE)
+    writer = SessionWriter(BytesIO(), profile(), dtype="bf16", rope=ROPE)
     with pytest.raises(InputError, match=message):
         writer.add(kv, ids)
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(InputError, match="block size 12 must divide 256"):
-        SessionWriter(BytesIO(), PROFILE, dtype="bf16", block_size=12)
+        SessionWriter(BytesIO(), profile(), dtype="bf16", block_size=12)
     with pytest.raises(InputError, match="block size 16"):
-        SessionWriter(BytesIO(), PROFILE, dtype="bf16", start=8)
-    writer = SessionWriter(BytesIO(), PROFILE, dtype="bf16")
+        SessionWriter(BytesIO(), profile(), dtype="bf16", start=8)
+    writer = SessionWriter(BytesIO(), profile(), dtype="bf16")
     with pytest.raises(InputError, match="metadata"):
         writer.finish(bytes((1 << 24) + 1))
     reader = SessionReader(written([600]))
@@ -269,7 +275,7 @@ def test_bad_settings_are_refused() -> None:
 
 def test_an_unfinished_file_is_not_whole() -> None:
     file = BytesIO()
-    SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE).add(KV, IDS)
+    SessionWriter(file, profile(), dtype="bf16", rope=ROPE).add(KV, IDS)
     with pytest.raises(SegmentError, match=r"truncated.*tokens 0-599.*--recompute"):
         SessionReader(file)
     assert np.array_equal(SessionReader(file, salvage=True).read_all(), KV)
@@ -293,7 +299,7 @@ class Trickle:
 
 def test_pipes_that_take_and_give_little_at_a_time() -> None:
     file: Any = Trickle()
-    writer = SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE, model=MODEL, numerics="cpu/1")
+    writer = SessionWriter(file, profile(), dtype="bf16", rope=ROPE, model=MODEL, numerics="cpu/1")
     writer.add(KV, IDS)
     writer.finish(b"chat")
     assert bytes(file.data) == written([600]).getvalue()

@@ -1,5 +1,7 @@
 """Damaged, foreign, truncated, newer and hostile session files: one clear error each, and never a wrong value."""
 
+from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 
 import numpy as np
@@ -13,61 +15,77 @@ from prolepsis.coding.hashes import checksum
 from prolepsis.errors import InputError, SegmentError
 
 KV = realistic_kv(layers=1, tokens=20, heads=1, dim=16)
-DATA = encode(KV, dtype="bf16", rope=ROPE, token_ids=range(20), metadata=b"{}", model={"weights": "abc"})
 LONG_KV = realistic_kv(layers=2, tokens=300, heads=2, dim=16)
-LONG = encode(LONG_KV, dtype="bf16", rope=ROPE)
+
+
+@cache
+def short_file() -> bytes:
+    """Of KV."""
+    return encode(KV, dtype="bf16", rope=ROPE, token_ids=range(20), metadata=b"{}", model={"weights": "abc"})
+
+
+@cache
+def long_file() -> bytes:
+    """Of LONG_KV, in two segments."""
+    return encode(LONG_KV, dtype="bf16", rope=ROPE)
 
 
 def test_every_flipped_byte_is_found() -> None:
-    for i in range(len(DATA)):
+    for i in range(len(short_file())):
         for flip in (0x01, 0x80, 0xFF):
-            damaged = bytearray(DATA)
+            damaged = bytearray(short_file())
             damaged[i] ^= flip
             with pytest.raises(SegmentError):
                 decode(damaged)
 
 
 def test_every_truncation_is_found() -> None:
-    for length in range(len(DATA)):
+    for length in range(len(short_file())):
         with pytest.raises(SegmentError):
-            decode(DATA[:length])
+            decode(short_file()[:length])
 
 
 def test_flips_in_a_longer_file_are_found() -> None:
     random = np.random.default_rng(0)
-    for i in random.integers(0, len(LONG), 150):
-        damaged = bytearray(LONG)
+    for i in random.integers(0, len(long_file()), 150):
+        damaged = bytearray(long_file())
         damaged[i] ^= int(random.integers(1, 256))
         with pytest.raises(SegmentError):
             decode(damaged)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("change", "message"),
     [
-        (b"", "is empty"),
-        (b"GGUF" + bytes(40), "is not a Prolepsis session file: it begins with b'GGUF"),
-        (b"\x89PK", "is truncated: 3 bytes"),
-        (DATA[:100], "is truncated: a header of"),
-        (DATA[:-1], "is truncated: it ends within the trailer"),
-        (DATA + b"\n", "is truncated: it ends within record 1; it lies behind the trailer of a whole save"),
-        (DATA + bytes(100), "segment 1 is damaged: it begins with b"),
-        (DATA[:8] + b"\x03\x00" + DATA[10:], "format version 3; this Prolepsis reads up to version 2: upgrade"),
-        (DATA[:8] + b"\x00\x00" + DATA[10:], "the preamble is damaged"),
-        (DATA[:12] + b"\xff\xff\xff\xff" + DATA[16:], "the preamble is damaged"),
-        (DATA[:30] + b"?" + DATA[31:], "the header is damaged: its checksum differs"),
+        (lambda data: b"", "is empty"),
+        (lambda data: b"GGUF" + bytes(40), "is not a Prolepsis session file: it begins with b'GGUF"),
+        (lambda data: b"\x89PK", "is truncated: 3 bytes"),
+        (lambda data: data[:100], "is truncated: a header of"),
+        (lambda data: data[:-1], "is truncated: it ends within the trailer"),
+        (
+            lambda data: data + b"\n",
+            "is truncated: it ends within record 1; it lies behind the trailer of a whole save",
+        ),
+        (lambda data: data + bytes(100), "segment 1 is damaged: it begins with b"),
+        (
+            lambda data: data[:8] + b"\x03\x00" + data[10:],
+            "format version 3; this Prolepsis reads up to version 2: upgrade",
+        ),
+        (lambda data: data[:8] + b"\x00\x00" + data[10:], "the preamble is damaged"),
+        (lambda data: data[:12] + b"\xff\xff\xff\xff" + data[16:], "the preamble is damaged"),
+        (lambda data: data[:30] + b"?" + data[31:], "the header is damaged: its checksum differs"),
     ],
 )
-def test_each_fault_has_its_message(data: bytes, message: str) -> None:
+def test_each_fault_has_its_message(change: Callable[[bytes], bytes], message: str) -> None:
     with pytest.raises(SegmentError, match=r"some\.pkv") as caught:
-        SessionReader(BytesIO(data), "some.pkv")
+        SessionReader(BytesIO(change(short_file())), "some.pkv")
     assert message in str(caught.value)
 
 
 def test_a_damaged_stream_is_named() -> None:
-    segment = SessionReader(BytesIO(LONG)).segments[1]
+    segment = SessionReader(BytesIO(long_file())).segments[1]
     third = segment.offset + int(segment.index["length"][:3].sum())
-    damaged = bytearray(LONG)
+    damaged = bytearray(long_file())
     damaged[third] ^= 1
     reader = SessionReader(BytesIO(damaged), "some.pkv")
     assert np.array_equal(reader.read(0), LONG_KV[:, :, :256])
@@ -78,8 +96,8 @@ def test_a_damaged_stream_is_named() -> None:
 
 
 def test_nothing_is_written_before_all_is_checked() -> None:
-    segment = SessionReader(BytesIO(LONG)).segments[0]
-    damaged = bytearray(LONG)
+    segment = SessionReader(BytesIO(long_file())).segments[0]
+    damaged = bytearray(long_file())
     damaged[segment.offset + int(segment.index["length"].sum()) - 1] ^= 1
     out = np.full((2, 2, 256, 2, 16), 7, np.uint16)
     with pytest.raises(SegmentError):
@@ -126,8 +144,8 @@ def test_nothing_is_written_before_all_is_checked() -> None:
 )
 def test_hostile_headers(change: dict[str, object]) -> None:
     """Sound checksums around nonsense: refused before anything of that size is made."""
-    header, records = taken_apart(DATA)
-    assert put_together(header, records) == DATA
+    header, records = taken_apart(short_file())
+    assert put_together(header, records) == short_file()
     data = put_together(header | change, records)
     with pytest.raises(SegmentError):
         decode(data)
@@ -151,7 +169,7 @@ def test_hostile_headers(change: dict[str, object]) -> None:
 )
 def test_hostile_segment_records(change: dict[str, int]) -> None:
     names = ("marker", "count", "start", "hashes", "reserved", "payload")
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     records[0].fields = [change.get(name, value) for name, value in zip(names, records[0].fields, strict=True)]
     data = put_together(header, records)
     with pytest.raises(SegmentError):
@@ -164,7 +182,7 @@ def test_hostile_segment_records(change: dict[str, int]) -> None:
     "change", [{1: 0xFFFFFFFF}, {1: 3}, {2: 0}, {2: 1 << 63}, {3: 0}, {3: 2}, {4: 1}], ids=lambda change: str(change)
 )
 def test_hostile_trailers(change: dict[int, int]) -> None:
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     for place, value in change.items():
         records[-1].fields[place] = value
     data = put_together(header, records)
@@ -175,7 +193,7 @@ def test_hostile_trailers(change: dict[int, int]) -> None:
 
 def test_a_stream_longer_than_its_values_is_refused_before_it_is_read() -> None:
     """Lengths add up, but to more than any writer needs: nothing of that size is asked for."""
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     index = np.frombuffer(records[0].rest[-2 * INDEX_ENTRY.itemsize :], INDEX_ENTRY).copy()
     index["length"] = [5 + 2 * KV[0, 0].size, 4]
     records[0].rest = records[0].rest[: -index.nbytes] + index.tobytes()
@@ -185,7 +203,7 @@ def test_a_stream_longer_than_its_values_is_refused_before_it_is_read() -> None:
 
 
 def test_version_1_is_read_but_does_not_grow() -> None:
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     old = put_together(header, records, version=1)
     reader = SessionReader(old, "old.pkv")
     assert reader.version == 1
@@ -205,7 +223,7 @@ def test_version_1_is_read_but_does_not_grow() -> None:
 
 
 def test_a_newer_minor_version_may_say_more_in_the_header() -> None:
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     newer = put_together(header | {"colour": ["blue"]}, records, minor=1)
     assert np.array_equal(decode(newer), KV)
     with pytest.raises(SegmentError, match="colour"):
@@ -217,7 +235,7 @@ def test_a_newer_minor_version_may_say_more_in_the_header() -> None:
 
 def test_hostile_streams_with_sound_payload_checksums() -> None:
     """Anything may stand in a stream whose checksum was made to fit: refused, and nothing out of bounds is touched."""
-    header, records = taken_apart(LONG)
+    header, records = taken_apart(long_file())
     first = records[0]
     index, payload = np.frombuffer(first.rest, INDEX_ENTRY), first.payload
     length = int(index["length"][0])
@@ -241,7 +259,7 @@ def test_hostile_streams_with_sound_payload_checksums() -> None:
 
 def test_token_ids_must_give_the_hashes() -> None:
     """Ids changed by someone who mends the checksum still do not fit the chained hashes."""
-    header, records = taken_apart(DATA)
+    header, records = taken_apart(short_file())
     records[0].rest = bytes([records[0].rest[0] ^ 1]) + records[0].rest[1:]
     data = put_together(header, records)
     for read in (SessionReader, lambda d: list(SessionStream(BytesIO(d)).entries())):

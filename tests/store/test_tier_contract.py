@@ -133,7 +133,9 @@ def blocks(size: int) -> int:
     return (size + 20 + 4095) // 4096 * 4096
 
 
-@pytest.fixture(params=["memory", "disk", "redis", "memory://", "file://"])
+@pytest.fixture(
+    params=["memory", "disk", "redis", "memory://", "file://", pytest.param("s3://", marks=pytest.mark.nightly)]
+)
 def contract(request: pytest.FixtureRequest) -> Iterator[Callable[[], Contract]]:
     """Makes the machine of one kind of tier."""
     kind = request.param
@@ -148,6 +150,9 @@ def contract(request: pytest.FixtureRequest) -> Iterator[Callable[[], Contract]]
                 yield lambda: Contract(lambda: RedisTier(server.url, "redis"), Model(None, never), lasts=True)
             finally:
                 server.kill()
+        elif kind == "s3://":
+            request.getfixturevalue("s3")
+            yield lambda: Contract(lambda: RemoteTier("s3://bucket/contract", kind), Model(None, never), lasts=True)
         else:
             url = f"{kind}{directory}"
             yield lambda: Contract(lambda: RemoteTier(url, url), Model(None, never), lasts=True)

@@ -5,6 +5,7 @@ damage too.
 """
 
 import struct
+from collections.abc import Callable
 
 import xxhash
 
@@ -39,10 +40,14 @@ def check(key: str, header: bytes, data: bytes) -> None:
         raise TierDamagedError(f"what is stored under {key} is not what was put there")
 
 
-def unframed(key: str, frame: bytes) -> bytes:
-    """The data of a header and data in one. Raises TierDamagedError."""
+def unframed_or_deleted(key: str, frame: bytes, delete: Callable[[str], None]) -> bytes:
+    """The data of a header and data in one. Raises TierDamagedError, after `delete(key)`, where they do not match."""
     header, data = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
-    check(key, header, data)
+    try:
+        check(key, header, data)
+    except TierDamagedError:
+        delete(key)
+        raise
     return data
 
 

@@ -8,8 +8,8 @@ import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from prolepsis.errors import TierDamagedError, TierError, TierFullError, TierTimeoutError
-from prolepsis.store.frame import HEADER_BYTES, LARGEST_FRAME, header_of, unframed
+from prolepsis.errors import TierError, TierFullError, TierTimeoutError
+from prolepsis.store.frame import HEADER_BYTES, LARGEST_FRAME, header_of, unframed_or_deleted
 from prolepsis.store.tier import Usage, is_key
 
 _PREFIX = "prolepsis:"
@@ -48,13 +48,7 @@ class RedisTier:
         """As `Tier.get`."""
         with self._errors():
             frame = self._frame(key)
-        if not frame:
-            return None
-        try:
-            return unframed(key, frame)
-        except TierDamagedError:
-            self.delete(key)
-            raise
+        return unframed_or_deleted(key, frame, self.delete) if frame else None
 
     def size(self, key: str) -> int | None:
         """As `Tier.size`."""

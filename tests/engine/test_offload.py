@@ -3,7 +3,9 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +236,7 @@ def test_a_tier_that_does_not_answer_costs_a_bounded_wait(llm: LLM, monkeypatch:
             await engine.call(lambda: forget(llm))
             monkeypatch.setattr("prolepsis.engine.restorer._SHORTEST_WAIT", 0.05)
             monkeypatch.setattr(Planner, "prefill_s", 1e-9)
+            monkeypatch.setattr(Planner, "skip_look_up", lambda *_: None)
             monkeypatch.setattr(Planner, "restore_s", lambda *_: 0.0)
             tier.free.clear()
             assert await tokens_of(engine, PROMPT) == (first, 0)
@@ -255,6 +258,68 @@ class Unhurried(Stuck):
         return super().size(key)
 
 
+class Asked(MemoryTier):
+    """Takes its time for each question, and knows how many it had at a time, and from which threads."""
+
+    kind = "remote"
+    now = most = 0
+
+    def __init__(self) -> None:
+        super().__init__(AMPLE)
+        self.threads: list[str] = []
+        self._counting = threading.Lock()
+
+    def size(self, key: str) -> int | None:
+        with self._counting:
+            self.threads.append(threading.current_thread().name)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.005)
+        with self._counting:
+            self.now -= 1
+        return super().size(key)
+
+
+@pytest.mark.parametrize(("held", "gap"), [(0, None), (300, None), (0, 0), (0, 1), (0, 17), (600, 17), (0, 39)])
+def test_look_ups_of_a_slow_tier_go_together_up_to_the_first_gap(llm: LLM, held: int, gap: int | None) -> None:
+    tier, tokens = Asked(), random.Random(4).choices(range(1, 1000), k=40 * 256)
+    store = KVStore(llm, Tiers([tier]))
+    names = store.names(tokens, "")
+    for number, name in enumerate(names):
+        if number != gap:
+            tier.put(name.key, b"x")
+    with ThreadPoolExecutor(16) as pool:
+        pieces = store.look_up(tokens, "", held, several=pool.map)
+    first = held // 256
+    assert [piece.name for piece in pieces] == names[first:gap]
+    assert sum(piece.piece.tokens for piece in pieces) == len(names[first:gap]) * 256 - (held % 256 if pieces else 0)
+    assert len(tier.threads) <= 2 * len(pieces) + 1
+    assert tier.most > 1 or len(pieces) < 2
+
+
+def test_what_is_computed_sooner_than_asked_for_is_not_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = Asked()
+
+    async def work() -> None:
+        store = KVStore(llm, Tiers([tier]))
+        async with AsyncEngine(llm, store) as engine:
+            first, _ = await tokens_of(engine, PROMPT)
+            assert await engine.flush(60)
+            await engine.call(lambda: forget(llm))
+            monkeypatch.setattr(Planner, "prefill_s", 1e-9)
+            tier.threads.clear()
+            stream = engine.generate(PROMPT, GREEDY)
+            assert [delta.token.token async for delta in stream] == first
+            plan = stream.completion.statistics.restore
+            assert plan is not None
+            assert (plan.reason, plan.stored_tokens) == ("recompute_is_faster", 0)
+            assert plan.restore_s is not None
+            assert plan.restore_s >= 0.01  # two questions
+            assert not any(name.startswith(("prolepsis-restore", "prolepsis-fetch")) for name in tier.threads)
+
+    run(work())
+
+
 def test_restores_that_nobody_waits_for_ask_no_tier(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = Unhurried()
     once = replace(GREEDY, max_tokens=1)
@@ -267,6 +332,7 @@ def test_restores_that_nobody_waits_for_ask_no_tier(llm: LLM, monkeypatch: pytes
             await engine.call(lambda: forget(llm))
             monkeypatch.setattr("prolepsis.engine.restorer._SHORTEST_WAIT", 0.05)
             monkeypatch.setattr(Planner, "prefill_s", 1e-9)
+            monkeypatch.setattr(Planner, "skip_look_up", lambda *_: None)
             tier.free.clear()
             tier.asked_size = 0
             streams = [engine.generate([*PROMPT, number + 1], once) for number in range(12)]

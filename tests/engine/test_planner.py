@@ -32,6 +32,23 @@ def test_nothing_stored_is_nothing_restored(planner: Planner) -> None:
     assert planner.decide(5, [], "static") == RestorePlan("nothing_stored", 5)
 
 
+def test_a_look_up_that_takes_longer_than_computing_is_skipped_until_it_may_be_faster(planner: Planner) -> None:
+    kinds = ("memory", "remote")
+    assert planner.skip_look_up(0, 4096, kinds) is None
+    skipped = planner.skip_look_up(5, 10, kinds)
+    assert skipped is not None
+    assert (skipped.reason, skipped.pool_tokens, skipped.stored_tokens) == ("recompute_is_faster", 5, 0)
+    for _ in range(30):
+        planner.asked(0.001, kinds)
+    assert planner.skip_look_up(5, 1000, kinds) is None
+    for _ in range(60):
+        planner.asked(15.0, kinds)  # it hangs
+    assert planner.skip_look_up(5, 1000, kinds) is not None
+    for _ in range(200):
+        planner.skip_look_up(5, 1000, kinds)
+    assert planner.skip_look_up(5, 1000, kinds) is None
+
+
 def test_a_slow_tier_is_found_out(planner: Planner) -> None:
     assert planner.decide(0, pieces(), "static").reason == "restore_is_faster"
     planner.fetched("disk", "disk", 4_000_000, 4.0)

@@ -10,15 +10,16 @@ from typing import NamedTuple, get_args
 
 from prolepsis.coding.any_profile import AnyProfile
 from prolepsis.coding.cache_dtypes import KV
-from prolepsis.coding.profile import GRID
 from prolepsis.coding.threads import pause
 from prolepsis.engine import latest
 from prolepsis.engine.kv_names import Names, SegmentName, latest_key, segment
 from prolepsis.engine.kv_payload import PayloadCodec
 from prolepsis.engine.llm import LLM
+from prolepsis.engine.locating import Several, located
 from prolepsis.engine.planner import Piece, Planner
 from prolepsis.engine.profile_store import best_kept
 from prolepsis.engine.profiles import PredictorKind
+from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.engine.store_statistics import Counter, StoreStatistics, labelled
 from prolepsis.errors import InputError, ProfileMissingError, SegmentError
 from prolepsis.store import Found, Located, Tiers
@@ -85,6 +86,8 @@ class KVStore:
         known = tiers.statistics()
         # (label, kind) of each tier by its name, which is an address.
         self._labels = {tier.name: (shown.name, tier.kind) for tier, shown in zip(known, labelled(known), strict=True)}
+        self._tier_kinds = [tier.kind for tier in known]
+        self._slowest = known[-1].name if known else ""
         self.queued: Callable[[], int] = lambda: 0
         """How many segments wait to be stored, as far as that is known."""
         self._codec.warm_up(self._linear)
@@ -146,32 +149,39 @@ class KVStore:
             self.tiers.touch(stored.key)
 
     def look_up(
-        self, tokens: Sequence[int], salt: str, held: int, abandoned: Callable[[], bool] = lambda: False
+        self,
+        tokens: Sequence[int],
+        salt: str,
+        held: int,
+        abandoned: Callable[[], bool] = lambda: False,
+        several: Several = map,
     ) -> list[StoredPiece]:
         """What continues the first `held` of `tokens`, in order: whole segments, and the beginning of a last one.
 
-        abandoned: whether nobody waits for it any more; it ends then.
+        abandoned: whether nobody waits for it any more; it ends then. several: `map`, or what calls in several threads.
         """
         pieces: list[StoredPiece] = []
-        parent = self._names.root(salt)
-        for start in range(0, len(tokens), GRID):
-            ids = list(tokens[start : start + GRID])
-            name = segment(parent, start, ids)
-            parent, before = name.digest, parent
-            if name.stop <= held:
-                continue
-            if abandoned():
-                break
-            found = self._locate(name)
+        names = (name for name in self._names.chain(tokens, salt) if name.stop > held)
+        for name, found in located(names, self._locate, several, abandoned):
+            ids = list(tokens[name.start : name.stop])
             if found is None:
-                pieces += self._part(before, start, ids, held)
-                break
-            pieces.append(self._piece(name, ids, name.stop, max(start, held), found.tier, found.size))
+                return pieces + self._part(name.parent, name.start, ids, held)
+            pieces.append(self._piece(name, ids, name.stop, max(name.start, held), found.tier, found.size))
         return pieces
 
     def _locate(self, name: SegmentName) -> Located | None:
         """Where a segment is, if it is stored and was not found to be unreadable."""
-        return None if name.key in self._unreadable else self.tiers.locate(name.key)
+        if name.key in self._unreadable:
+            return None
+        begin = time.perf_counter()
+        found = self.tiers.locate(name.key)
+        if found is None or found.tier == self._slowest:
+            self.planner.asked(time.perf_counter() - begin, self._tier_kinds)
+        return found
+
+    def not_worth_asking(self, tokens: Sequence[int], held: int) -> RestorePlan | None:
+        """A plan to compute what continues the first `held` of `tokens`, where to look it up would take longer."""
+        return self.planner.skip_look_up(held, len(tokens) - held, self._tier_kinds)
 
     def _part(self, parent: bytes, start: int, wanted: list[int], held: int) -> list[StoredPiece]:
         """A stored segment that begins as `wanted` does."""

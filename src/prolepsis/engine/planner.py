@@ -1,5 +1,6 @@
 """Restore K and V from a store, or compute them again? Whichever is faster, by what was measured so far."""
 
+from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ _FORGET = 0.3  # weight of the newest measurement
 # restores that look too slow are not tried again, and would never be found to be fast.
 _RISE = 4.0
 _DOUBT = 0.05  # how far a measurement goes back to the guess each time a prompt is not restored because of it
+_LOOK_UP = 2  # questions, one after the other: a segment, and what is known that begins alike
 _SMALL = 1 << 16  # bytes below which a fetch measures latency, and not bandwidth
 
 
@@ -56,7 +58,27 @@ class Planner:
         self._prefill = model_bytes / _PREFILL_BYTES
         self._tiers: dict[str, TierSpeed] = {}
         self._decode: dict[str, float] = {}
+        self._question: float | None = None  # seconds
         self._lock = Lock()  # for what is read, mixed and written back; each value is whole without it
+
+    def skip_look_up(self, pool_tokens: int, missing: int, kinds: Iterable[str]) -> RestorePlan | None:
+        """A plan to compute the `missing` tokens, where to ask tiers of these kinds for them takes longer; or None."""
+        with self._lock:
+            question, guess = self._question_s(kinds), _guessed_question(kinds)
+            look_up, recompute = _LOOK_UP * question, missing * self.prefill_s
+            if look_up < recompute:
+                return None
+            self._question = _mixed(question, guess, _DOUBT)
+        return RestorePlan("recompute_is_faster", pool_tokens, restore_s=look_up, recompute_s=recompute)
+
+    def asked(self, seconds: float, kinds: Iterable[str]) -> None:
+        """All tiers of a store, which are of these kinds, have said whether they have a segment, in so many seconds."""
+        with self._lock:
+            before, weight = self._question_s(kinds), 1.0 if self._question is None else _FORGET
+            self._question = _mixed(before, min(seconds, _RISE * before), weight)
+
+    def _question_s(self, kinds: Iterable[str]) -> float:
+        return _guessed_question(kinds) if self._question is None else self._question
 
     def decide(self, pool_tokens: int, pieces: list[Piece], predictor: str) -> RestorePlan:
         """Whether to restore `pieces`, which continue the `pool_tokens` first tokens of a prompt."""
@@ -145,6 +167,10 @@ class Planner:
 
 def _guessed_speed(kind: str) -> TierSpeed:
     return _GUESSES.get(kind, _GUESSES["remote"])
+
+
+def _guessed_question(kinds: Iterable[str]) -> float:
+    return sum(_guessed_speed(kind).latency for kind in kinds)
 
 
 def _mixed(before: float, now: float, weight: float) -> float:

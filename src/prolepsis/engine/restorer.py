@@ -60,7 +60,7 @@ class Restorer:
         self._open: dict[Restore, None] = {}
         self._own: list[Thread] = []
         self._workers = ThreadPoolExecutor(_WORKERS, "prolepsis-restore", self._began)
-        self._fetchers = ThreadPoolExecutor(2 * _FETCHED_AHEAD, "prolepsis-fetch", self._began)
+        self._fetchers = ThreadPoolExecutor(_WORKERS * _FETCHED_AHEAD, "prolepsis-fetch", self._began)
 
     def begin(self, tokens: list[int], salt: str, done: Done) -> Restore | None:
         """Begin to restore, and call `done` with the outcome in the engine's thread; None where too little is missing.
@@ -142,7 +142,10 @@ class Restorer:
     def _restore(self, restore: Restore) -> Reason | None:
         """Returns why it was broken off, if it was."""
         store, held = self._store, restore.plan.pool_tokens
-        pieces = store.look_up(restore.tokens, restore.salt, held, lambda: restore.abandoned)
+        if (refusal := store.not_worth_asking(restore.tokens, held)) is not None:
+            restore.plan = refusal
+            return None
+        pieces = store.look_up(restore.tokens, restore.salt, held, lambda: restore.abandoned, self._fetchers.map)
         if restore.abandoned:
             return None
         plan = store.planner.decide(held, [piece.piece for piece in pieces], store.predictor)

@@ -65,6 +65,11 @@ def _calls(make: FamilyMaker, tiers: list[TierStatistics]) -> Iterator[Metric]:
     yield each("puts", "Entries written.", {tier.name: tier.puts for tier in tiers})
     yield each("evictions", "Entries that had to leave.", {tier.name: tier.evictions for tier in tiers})
     yield each("skipped", "Calls not made because the tier had failed.", {tier.name: tier.skipped for tier in tiers})
+    yield each(
+        "dropped",
+        "Entries of slower tiers not copied, as too many waited.",
+        {tier.name: tier.dropped for tier in tiers},
+    )
     yield each("get_bytes", "Bytes read.", {tier.name: tier.get_bytes for tier in tiers})
     yield each("get_seconds", "Time spent reading them.", {tier.name: tier.get_seconds for tier in tiers})
     yield each("put_bytes", "Bytes written.", {tier.name: tier.put_bytes for tier in tiers})

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from prolepsis.store.promotions import Promotions
 from prolepsis.store.tier import Tier, check_key
 from prolepsis.store.watched_tier import TierStatistics, WatchedTier
 
@@ -46,6 +47,7 @@ class Tiers:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = [WatchedTier(tier) for tier in tiers]
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._promotions = Promotions(self._lock)
 
     def put(self, key: str, data: bytes, pinned: bool = False, final: bool = False) -> Stored:
         """Write to every tier that has room. A tier that did not take it does not keep an older value either.
@@ -53,20 +55,20 @@ class Tiers:
         pinned: as by `pin` afterwards. final: the key stands for the value, so an older one is as good, and stays.
         """
         with self._lock(key):
+            self._promotions.forget(key)
             names = tuple(tier.name for tier in self._tiers if tier.put(key, data, final))
             stored = Stored(names, pinned and self._pin(key))
         self._delete_stale()
         return stored
 
     def get(self, key: str) -> Found | None:
-        """The entry, from the fastest tier that has it; faster ones have it afterwards."""
+        """The entry, from the fastest tier that has it. Faster ones get it soon, unless too much waits for them."""
         with self._lock(key):
             for place, tier in enumerate(self._tiers):
                 found = tier.get(key)
                 if found is not None:
                     data, seconds = found
-                    for faster in self._tiers[:place]:
-                        faster.put(key, data, final=True)  # what it may have is what is read here
+                    self._promotions.add(key, data, self._tiers[:place])
                     return Found(data, tier.name, seconds)
         return None
 
@@ -101,6 +103,7 @@ class Tiers:
         Returns whether it is done everywhere. If not, it is back where the process ends before.
         """
         with self._lock(key):
+            self._promotions.forget(key)
             done = [tier.delete(key) for tier in self._tiers]  # all of them, whatever becomes of one
         return all(done)
 
@@ -137,6 +140,7 @@ class Tiers:
 
     def close(self) -> None:
         """Close every tier."""
+        self._promotions.close()
         for tier in self._tiers:
             tier.close()
 

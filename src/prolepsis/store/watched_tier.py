@@ -21,7 +21,8 @@ class TierStatistics:
     """What a tier holds now, and what it did since it was opened. None: see `Usage`.
 
     failures: by kind, "failed", "full", "damaged" or "timeout". skipped: calls that were not made, because the tier had
-    failed shortly before. get_bytes and get_seconds: of hits alone.
+    failed shortly before. dropped: entries found in a slower tier that were not put here, as too many waited. get_bytes
+    and get_seconds: of hits alone.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TierStatistics:
     puts: int
     failures: Mapping[str, int]
     skipped: int
+    dropped: int
     get_bytes: int
     get_seconds: float
     put_bytes: int
@@ -120,6 +122,11 @@ class WatchedTier:
         if isinstance(self._tier, PinningTier) and self._breaker.closed:
             self._call(self._tier.touch, key)
 
+    def passed_over(self) -> None:
+        """Count an entry that should have been put here and was not."""
+        with self._lock:
+            self._counts["dropped"] += 1
+
     def stale(self) -> list[str]:
         """Some keys that are still to be deleted, if the tier works."""
         if not self._stale or not self._breaker.closed:
@@ -176,6 +183,7 @@ class WatchedTier:
             puts=counts["put"],
             failures=failures,
             skipped=counts["skipped"],
+            dropped=counts["dropped"],
             get_bytes=counts["get bytes"],
             get_seconds=seconds["get"],
             put_bytes=counts["put bytes"],

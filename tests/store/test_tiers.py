@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from tier_samples import key
@@ -210,6 +211,23 @@ def test_who_asks_learns_whether_all_tiers_answer(clock: list[float]) -> None:
     clock[0] += FIRST_PAUSE
     assert tiers.answer(key(2))
     assert tiers.delete(key(1))
+
+
+def test_why_a_tier_fails_is_told_once_a_minute_and_without_secrets(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "prolepsis.store.watched_tier.time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=float)
+    )
+    failing = Failing(10_000, "failing")
+    tiers = Tiers([failing])
+    failing.error = TierError("failing: no answer\nof ftp://me:secret@host/path?signature=secret")
+    for _ in range(100):
+        tiers.get(key(1))
+        clock[0] += 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "a tier of the store fails, and is left alone for a while: failing: no answer of ftp://host/path"
+    ] * 2
 
 
 def test_damage_in_one_tier_is_mended_from_the_next() -> None:

@@ -1,5 +1,7 @@
 """A tier under watch: its failures are counted and kept from the callers, and it is left alone while it fails."""
 
+import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -13,7 +15,11 @@ from prolepsis.store.breaker import Breaker
 from prolepsis.store.tier import PinningTier, Tier
 
 _MOST_STALE = 100_000  # keys; with them some 20 MB of memory
+_TOLD_EVERY = 60.0  # seconds
+_SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")  # of URLs: who asks, and signatures
 _DELETED_AT_ONCE = 8  # stale keys, with each put, so that no single call has to do them all
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class TierStatistics:
 
 
 class WatchedTier:
-    """A tier that never raises TierError.
+    """A tier that never raises TierError. Why it fails is logged, once a minute at most.
 
     A delete that failed leaves the old value behind, perhaps, and so does a put that is not `final`. The key is kept as
     stale: it is not seen here any more, and deleted when the tier works again.
@@ -58,6 +64,7 @@ class WatchedTier:
         self._counts: Counter[str] = Counter()
         self._seconds = {"get": 0.0, "put": 0.0}
         self._failures: Counter[str] = Counter()
+        self._silent_until = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -219,6 +226,16 @@ class WatchedTier:
             self._breaker.succeeded()  # it answered
         else:
             self._breaker.failed()
+            self._tell(error)
+
+    def _tell(self, error: TierError) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now < self._silent_until:
+                return
+            self._silent_until = now + _TOLD_EVERY
+        why = " ".join(_SECRETS.sub("", str(error)).split())
+        _log.warning("a tier of the store fails, and is left alone for a while: %.500s", why)
 
     def _count(self, verb: str, size: int, seconds: float) -> None:
         with self._lock:

@@ -10,7 +10,8 @@ from stores import AMPLE, GREEDY, UnsoundTier, cached_kv, forget, run, tokens_of
 from prolepsis import LLM
 from prolepsis.engine import session_manifest, stored_sessions
 from prolepsis.engine.async_engine import AsyncEngine
-from prolepsis.engine.kv_store import KVStore
+from prolepsis.engine.kv_names import SegmentName
+from prolepsis.engine.kv_store import KVStore, StoredSegment
 from prolepsis.engine.planner import Planner
 from prolepsis.engine.stored_sessions import StoredSessions
 from prolepsis.errors import CapacityError, InputError, SegmentError, TierError
@@ -288,6 +289,36 @@ def test_damaged_manifests_are_left_out_and_those_of_other_models_refused(
             again = StoredSessions(engine)
             assert [summary.id for summary in await again.list("me")] == ["z"]
             assert store.statistics().damaged_segments == 2
+
+    run(work())
+
+
+def test_a_crowded_pool_takes_longer(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        store = KVStore(llm, tiers)
+        async with AsyncEngine(llm, store) as engine:
+            await tokens_of(engine, TOKENS, salt="other")
+            expected = await engine.call(lambda: cached_kv(llm, TOKENS, "other"))
+            look, loop = store.located, asyncio.get_running_loop()
+
+            def lose() -> None:
+                if not llm.engine.has_work:
+                    forget(llm)
+
+            def crowded(name: SegmentName) -> StoredSegment | None:
+                """Others have taken all blocks by the time at which a segment is looked for."""
+                asyncio.run_coroutine_threadsafe(engine.call(lose), loop).result()
+                return look(name)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "located", crowded)
+                saved = await StoredSessions(engine).save("me", "x", [], TOKENS)
+            await engine.flush()
+            assert sum(part.tokens for part in saved.parts) == len(TOKENS)
+            plan = await engine.prefetch(TOKENS, "me")
+            assert plan is not None
+            assert plan.restored_tokens == len(TOKENS), plan
+            assert await engine.call(lambda: cached_kv(llm, TOKENS, "me")) == expected
 
     run(work())
 

@@ -4,15 +4,17 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import aclosing
 from typing import Self, TypeVar
 
 from prolepsis.engine.completion import Completion, Delta
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.llm import LLM, Prompt
+from prolepsis.engine.offload import Offload
 from prolepsis.engine.request import Request
 from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.engine.sampling_params import SamplingParams
-from prolepsis.engine.store_writer import SavedChain
+from prolepsis.engine.store_writer import CopiedSegment, SavedChain
 from prolepsis.engine.worker import Reader, Worker
 from prolepsis.errors import InputError
 
@@ -100,10 +102,26 @@ class AsyncEngine:
         What neither store nor pool has is left out: that has to be computed first. Raises InputError where there is no
         store, and ProlepsisError after `close`.
         """
-        offload = self._worker.offload
-        if offload is None:
+        return await asyncio.wrap_future(self._offload().writer.save(list(tokens), cache_salt))
+
+    async def compute_and_store(self, tokens: Many[int], cache_salt: str = "", stored: int = 0) -> SavedChain:
+        """As `store_now`, once the model has run `tokens`. However crowded the pool is, the segment that follows the
+        first `stored` ones is stored: it is copied before anything else runs."""
+        offload, tokens = self._offload(), list(tokens)
+        names = offload.store.names(tokens, cache_salt)
+        copied = CopiedSegment(names[stored]) if stored < len(names) else None
+        stream = self.generate(tokens, SamplingParams(max_tokens=1), cache_salt=cache_salt)
+        if copied is not None:
+            offload.copy_at_end(stream._request, copied)
+        async with aclosing(stream):
+            async for _ in stream:
+                pass
+        return await asyncio.wrap_future(offload.writer.save(tokens, cache_salt, copied))
+
+    def _offload(self) -> Offload:
+        if self._worker.offload is None:
             raise InputError("the engine has no store")
-        return await asyncio.wrap_future(offload.writer.save(list(tokens), cache_salt))
+        return self._worker.offload
 
     async def flush(self, timeout: float | None = None) -> bool:
         """Store all that has ended, at full speed, which `close` does not. Returns whether it is done, after `timeout`

@@ -4,13 +4,14 @@ those that have ended."""
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
+from weakref import WeakKeyDictionary
 
 from prolepsis.engine.engine import Engine
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.request import Request
 from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.engine.restorer import Restore, Restorer
-from prolepsis.engine.store_writer import Call, StoreWriter
+from prolepsis.engine.store_writer import Call, CopiedSegment, StoreWriter
 from prolepsis.engine.task import Task
 from prolepsis.errors import IntegrityError
 
@@ -31,6 +32,7 @@ class Offload:
         self._engine, self._prefix = engine, engine.prefix
         self._open: dict[Request, Restore] = {}
         self._followers: dict[Task, list[Callable[[], None]]] = {}
+        self._copied: WeakKeyDictionary[Request, CopiedSegment] = WeakKeyDictionary()
         self._warm = self._learned = False
 
     def hold_back(self, request: Request, queue: Callable[[], None]) -> bool:
@@ -45,6 +47,11 @@ class Offload:
         self._open[request] = restore
         return True
 
+    def copy_at_end(self, request: Request, copied: CopiedSegment) -> None:
+        """Have a segment of a request that is not yet queued copied when it ends, before the pool may lose it. For any
+        thread."""
+        self._copied[request] = copied
+
     def cancel(self, request: Request) -> None:
         """A request that may have been held back is not to be queued."""
         restore = self._open.pop(request, None)
@@ -56,6 +63,9 @@ class Offload:
     def ended(self, request: Request) -> None:
         """A request has ended, or was cancelled: what the pool has of it is to be stored."""
         tokens = request.sequence.tokens
+        copied = self._copied.pop(request, None)
+        if copied is not None:
+            copied.kv = self.writer.copy(tokens, request.cache_salt, copied.name.start, copied.name.stop)
         known = self._prefix.known([*tokens, 0], request.cache_salt)
         if known > 0:
             self.writer.add(tokens[:known], request.cache_salt)

@@ -37,14 +37,25 @@ class SavedChain(NamedTuple):
     whole: bool
 
 
+@dataclass(eq=False)
+class CopiedSegment:
+    """A segment that is copied out of the pool by the engine's thread as soon as it is computed. None: not yet."""
+
+    name: SegmentName
+    kv: KV | None = None
+
+
 @dataclass
 class _Chain:
-    """A sequence to store. fewest: tokens of a last segment that is stored. urgent: somebody waits for `done`."""
+    """A sequence to store. fewest: tokens of a last segment that is stored. urgent: somebody waits for `done`.
+    copied: a segment of it that is not asked of the pool any more.
+    """
 
     tokens: list[int]
     salt: str
     fewest: int = _FEWEST
     urgent: bool = False
+    copied: "CopiedSegment | None" = None
     done: "Future[SavedChain]" = field(default_factory=lambda: _running())
 
 
@@ -82,9 +93,9 @@ class StoreWriter:
             self._waiting.append(_Chain(tokens, salt))
             self._changed.notify_all()
 
-    def save(self, tokens: list[int], salt: str) -> "Future[SavedChain]":
-        """Store a sequence before all others, to its last token."""
-        chain = _Chain(tokens, salt, fewest=1, urgent=True)
+    def save(self, tokens: list[int], salt: str, copied: CopiedSegment | None = None) -> "Future[SavedChain]":
+        """Store a sequence before all others, to its last token. copied: a segment of it."""
+        chain = _Chain(tokens, salt, fewest=1, urgent=True, copied=copied)
         with self._changed:
             if self._closed:
                 raise ProlepsisError("the engine is closed")
@@ -175,7 +186,7 @@ class StoreWriter:
         return SavedChain(stored, True)
 
     def _store_segment(self, chain: _Chain, name: SegmentName) -> StoredSegment | None:
-        kv = self._copied(chain, name)
+        kv = self._kv_of(chain, name)
         if kv is None:
             return _MISSED
         self._rested = time.thread_time()
@@ -184,18 +195,21 @@ class StoreWriter:
             pause()
         return stored
 
-    def _copied(self, chain: _Chain, name: SegmentName) -> KV | None:
+    def _kv_of(self, chain: _Chain, name: SegmentName) -> KV | None:
         """K and V of a segment, or None where the pool has lost some; a piece between two passes, which it delays."""
+        copied = chain.copied
+        if copied is not None and copied.kv is not None and copied.name.key == name.key:
+            return copied.kv
         step, parts = max(_PIECE, self._cache.block_size), list[KV]()
         for start in range(name.start, name.stop, step):
             stop = min(start + step, name.stop)
-            part = self._call(partial(self._copy, chain.tokens, chain.salt, start, stop)).result()
+            part = self._call(partial(self.copy, chain.tokens, chain.salt, start, stop)).result()
             if part is None:
                 return None
             parts.append(part)
         return kv_array.joined(parts)
 
-    def _copy(self, tokens: list[int], salt: str, start: int, stop: int) -> KV | None:
+    def copy(self, tokens: list[int], salt: str, start: int, stop: int) -> KV | None:
         """K and V of some tokens, or None where the pool has lost some; in the engine's thread."""
         table = self._cache.new_table()
         try:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from contextlib import aclosing
 from threading import RLock
 from typing import Any
 
@@ -14,7 +13,6 @@ from prolepsis.engine.identity import identity
 from prolepsis.engine.kv_names import latest_key
 from prolepsis.engine.kv_store import StoredSegment
 from prolepsis.engine.restore_plan import RestorePlan
-from prolepsis.engine.sampling_params import SamplingParams
 from prolepsis.engine.session_manifest import SessionSummary, StoredPart, StoredSession, key_of
 from prolepsis.engine.store_writer import SavedChain
 from prolepsis.errors import CapacityError, InputError, SegmentError, TierError
@@ -105,10 +103,7 @@ class StoredSessions:
         saved = await self._engine.store_now(tokens, salt)
         most, tries = len(saved.segments), _TRIES
         while not saved.whole and tries:
-            async with aclosing(self._engine.generate(tokens, SamplingParams(max_tokens=1), cache_salt=salt)) as stream:
-                async for _ in stream:
-                    pass
-            saved = await self._engine.store_now(tokens, salt)
+            saved = await self._engine.compute_and_store(tokens, salt, len(saved.segments))
             tries = _TRIES if len(saved.segments) > most else tries - 1
             most = max(most, len(saved.segments))
         if not saved.whole:

@@ -9,6 +9,8 @@ import pydantic
 import pytest
 
 from prolepsis import LLM
+from prolepsis.serve.schemas import ChatBody
+from prolepsis.serve.tools import answering_of
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather?"}]
 PARAMETERS = {
@@ -119,12 +121,23 @@ def test_the_tokens_of_a_conversation_with_tools(client: openai.OpenAI) -> None:
     assert counted["count"] == answer.usage.prompt_tokens
 
 
-def test_strict_tools_hold_where_they_may_be_called_too(client: openai.OpenAI, tiny_llm: LLM) -> None:
-    begun = dict.fromkeys(map(str, tiny_llm.tokenizer.encode("<tool_call>")), 40.0)
-    answer = client.chat.completions.create(**ASKED | {"n": 4, "logit_bias": begun, "max_tokens": 300})
-    for each in answer.choices:
-        if each.finish_reason == "tool_calls":
-            check_calls(each.message.tool_calls)
+def test_strict_tools_hold_where_they_may_be_called_too(tiny_llm: LLM) -> None:
+    loose = {**WEATHER, "function": {**WEATHER["function"], "strict": False}}
+    assert answering_of(ChatBody(messages=MESSAGES, tools=[loose, NOW]), tiny_llm).grammar is None
+    held = answering_of(ChatBody(messages=MESSAGES, tools=TOOLS), tiny_llm).grammar
+    assert held is not None
+
+    def may_come(text: str) -> bool:
+        matcher = tiny_llm.grammars.matcher(held)
+        for token in tiny_llm.tokenizer.encode(text, add_bos=False):
+            if not matcher.allowed()[token]:
+                return False
+            matcher.accept(token)
+        return True
+
+    call = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": '
+    assert may_come(f'{call}"Ulm", "days": 3')
+    assert not may_come(f'{call}"Paris"')
 
 
 def test_calls_and_results_go_back_to_the_model(client: openai.OpenAI, tiny_llm: LLM) -> None:

@@ -35,6 +35,15 @@ def _use_cache(patch: pytest.MonkeyPatch, directory: Path) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def short_comparisons() -> Iterator[None]:
+    """Where it sees a CI, pytest looks for every difference of what an assertion compares: minutes, if that is long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CI", "BUILD_NUMBER"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is calibrated on this machine changes no test."""
     with pytest.MonkeyPatch.context() as patch:

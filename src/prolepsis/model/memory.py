@@ -1,11 +1,25 @@
 """How much memory there is, and sizes in words."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from prolepsis.errors import InputError
 
-_CGROUP = Path("/sys/fs/cgroup")
+
+class _Files(NamedTuple):
+    """Of a control group: two files, and the field of memory.stat that counts cached files."""
+
+    limit: str
+    used: str
+    cache: str
+
+
+_CGROUP, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_VERSION_2 = _Files("memory.max", "memory.current", "file")
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+_UNLIMITED = 1 << 62
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -53,13 +67,35 @@ def _free_on_machine() -> int:
 
 
 def _free_in_group() -> int:
-    """What the control group of a container leaves; file cache counts as free, since it goes when memory is wanted."""
+    """What the control groups leave that this process is in: its own (a container's, a service's) and those above."""
+    return min((_left(directory, files) for directory, files in _groups()), default=_UNLIMITED)
+
+
+def _groups() -> Iterator[tuple[Path, _Files]]:
+    """Where those groups would be; some are not there, as a container sees its own as the root."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        cache = [
-            line.split()[1] for line in (_CGROUP / "memory.stat").read_text().splitlines() if line.startswith("file ")
-        ]
-        return max(limit - used + sum(map(int, cache)), 0)
-    except (OSError, ValueError):
-        return 1 << 62
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, files = _CGROUP, _VERSION_2
+        elif "memory" in controllers.split(","):
+            root, files = _CGROUP / "memory", _VERSION_1
+        else:
+            continue
+        names = path.strip("/").split("/")
+        for depth in range(len(names) + 1):
+            yield root.joinpath(*names[:depth]), files
+
+
+def _left(directory: Path, files: _Files) -> int:
+    """What a group leaves; file cache counts as free, since it goes when memory is wanted."""
+    try:
+        limit = int((directory / files.limit).read_text())
+        used = int((directory / files.used).read_text())
+        fields = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(fields[files.cache]), 0)
+    except (OSError, ValueError, KeyError):
+        return _UNLIMITED

@@ -119,7 +119,7 @@ def test_an_address_that_is_taken_is_named(tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = call("serve", tiny, "--port", str(port))
-    assert_refused(outcome, f"cannot listen on 127.0.0.1, port {port}: Address already in use\n")
+    assert_refused(outcome, f"cannot listen on 127.0.0.1, port {port}: Address already in use; choose another --port")
 
 
 @pytest.mark.parametrize(("name", "part"), [("foo", "auto, static, linear"), ("twin-int8", "use linear or static")])

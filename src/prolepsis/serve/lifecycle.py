@@ -1,6 +1,7 @@
 """From start to end of a server process."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from prolepsis.serve.state import ServerState
 from prolepsis.store import Tiers, open_tiers
 
 _INTERRUPTED = 130
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)  # taken, or below 1024 and not for this user
 _LEAST_FLUSH_S = 5.0  # for the store, even where streams are not waited for
 _WATCHERS_S = 2  # for streams that show the server to notice that it ends
 _ONE_SIGNAL_S = 1.0  # `timeout` and supervisors signal the process and its group, so that it comes twice
@@ -181,7 +183,8 @@ def _listen(host: str, port: int) -> socket.socket:
         # What the error itself says of an address that is taken names it again, as Python writes a tuple.
         of_name = isinstance(error, socket.gaierror)
         why = error.strerror if of_name or error.errno is None else os.strerror(error.errno)
-        raise InputError(f"cannot listen on {host}, port {port}: {why}") from None
+        advice = "; choose another --port, 0 takes a free one" if error.errno in _OF_THE_PORT else ""
+        raise InputError(f"cannot listen on {host}, port {port}: {why}{advice}") from None
 
 
 def _url(listener: socket.socket) -> str:

@@ -10,6 +10,12 @@ import sys
 
 from prolepsis.errors import InputError, ProlepsisError
 
+_NO_CACHE = "no locator available"  # what Numba says of it when kernels are imported
+_NO_CACHE_ADVICE = (
+    "this user cannot write where compiled kernels are kept: another one made the directory, perhaps root; "
+    "set PROLEPSIS_CACHE to a directory of your own"
+)
+
 FORESEEN = (ProlepsisError, MemoryError, OSError)
 """What may end a command without a traceback."""
 
@@ -52,7 +58,7 @@ def _run() -> int:
     try:
         return app.app_for(sys.argv[1:])(prog_name="prolepsis", standalone_mode=False) or 0
     except Exception as error:
-        misuse = app.usage_message(error)
+        misuse = _NO_CACHE_ADVICE if _NO_CACHE in str(error) else app.usage_message(error)
         if misuse is None:
             raise
         return _fail(misuse, 2)

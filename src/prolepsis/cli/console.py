@@ -11,12 +11,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from prolepsis.engine import kernel_cache
 from prolepsis.engine.llm import LLM
 from prolepsis.engine.progress import bar as bar
 from prolepsis.engine.warm_up import warm_up
 from prolepsis.errors import InputError
 from prolepsis.model.decoder import PRECISIONS
 from prolepsis.model.memory import parse_size
+from prolepsis.model.pull import cache_directory
 
 err = Console(stderr=True)
 """Everything but results goes here, so that standard output can be piped."""
@@ -108,6 +110,9 @@ def load(
         )
     if llm.needs_compiling:
         what = "compiling the kernels for this CPU, once (about 40 s)"
+        if not kernel_cache.outlives_process():
+            say(f"{cache_directory()} cannot be written, so each start compiles: set PROLEPSIS_CACHE to another one")
+            what = "compiling the kernels for this CPU (about 40 s)"
         if not err.is_terminal:
             say(what)
         with err.status(what):

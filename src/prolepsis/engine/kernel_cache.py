@@ -16,6 +16,11 @@ UNUSED_S = 30 * 86400.0
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
+def outlives_process() -> bool:
+    """Whether the next process finds what this one compiles; not where `cache_directory` cannot be written."""
+    return bool(os.environ.get("NUMBA_CACHE_DIR")) or _is_ours(Path(config.CACHE_DIR))
+
+
 def mark_used() -> None:
     """Have this installation's kernels be kept for another while."""
     with suppress(OSError):
@@ -29,12 +34,16 @@ def remove_unused() -> None:
     about to load may go, it then compiles. Nothing is done where the place is not ours, but NUMBA_CACHE_DIR say.
     """
     own = Path(config.CACHE_DIR)
-    if own.parent != cache_directory() / "kernels":
+    if not _is_ours(own):
         return
     for directory in own.parent.iterdir():
         if directory != own and _NAME.fullmatch(directory.name):
             with suppress(OSError):  # another process does the same
                 _empty_if_unused(directory)
+
+
+def _is_ours(directory: Path) -> bool:
+    return directory.parent == cache_directory() / "kernels"
 
 
 def _empty_if_unused(directory: Path) -> None:

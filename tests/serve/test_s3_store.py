@@ -41,7 +41,7 @@ def test_a_conversation_and_a_session_outlive_the_server(default_model: Path, bu
         again = client.post("/v1/chat/completions", json=body).json()
         assert again["choices"] == first["choices"]
         restore = again["prolepsis"]["choices"][0]["restore"]
-        assert (restore["reason"], restore["tier"]) == ("restore_is_faster", "s3")
+        assert (restore["reason"], restore["tier"]) == ("restore_is_faster", "remote")
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == restore["restored_tokens"] > 1000
         assert [each["id"] for each in client.get("/v1/sessions").json()["data"]] == ["talk"]
         assert client.post("/v1/sessions/talk/restore").json()["tokens"] == saved["tokens"]

@@ -1,5 +1,7 @@
 """Tiers from words."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -48,15 +50,11 @@ def test_words_that_name_no_tier(spec: str, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_package_that_is_missing_is_named() -> None:
-    pytest.importorskip("fsspec")
-    try:
-        import s3fs  # noqa: F401
-    except ImportError:
-        with pytest.raises(InputError, match=r"s3://bucket/prefix.*s3fs.*pip install 'prolepsis\[s3\]'"):
-            open_tiers(["s3://bucket/prefix"])
-    else:
-        pytest.skip("s3fs is installed")
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, "s3", raising=False)
+    with pytest.raises(InputError, match=r"s3://bucket/prefix.*s3fs.*pip install 'prolepsis\[s3\]'"):
+        open_tiers(["s3://bucket/prefix"])
 
 
 def test_a_tier_twice_is_refused_and_what_was_opened_is_closed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From start to end of a server process: loading, signals, and what becomes of open streams."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -10,6 +11,9 @@ import httpx
 import pytest
 from command import assert_refused, call, stalling
 from server_process import ServerProcess
+
+from prolepsis import LLM
+from prolepsis.serve.lifecycle import _new_engine
 
 MOST = 2_000  # tokens, which take the tiny model some seconds
 
@@ -68,6 +72,12 @@ def test_a_second_signal_that_is_meant_ends_it_at_once(tiny: Path) -> None:
         assert server.signal_until_it_ends(signal.SIGINT) == 130
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
+
+
+def test_the_vocabulary_is_ready_for_grammars_before_the_server_is(tiny: Path) -> None:
+    engine = _new_engine(lambda: LLM(tiny, kv_memory=1 << 20), None, "auto")
+    asyncio.run(engine.close())
+    assert engine.llm.grammars._ll_tokenizer is not None
 
 
 # Runs the command with an engine whose first pass fails in a way that nobody foresaw.

@@ -75,11 +75,6 @@ class Matcher:
         """Whether it, or a copy, has come upon a limit."""
         return self._broken.is_set()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output may end here."""
-        return self._ended or bool(self._matcher.is_accepting())
-
     def _check(self) -> None:
         if self._matcher.is_error():
             self._broken.set()

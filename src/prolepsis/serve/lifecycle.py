@@ -149,13 +149,13 @@ class _Process:
 
 
 def _new_engine(load: Callable[[], LLM], tiers: Tiers | None, predictor: str) -> AsyncEngine:
-    if tiers is None:
-        return AsyncEngine(load())
     try:
         llm = load()
-        return AsyncEngine(llm, KVStore(llm, tiers, predictor=predictor))
+        llm.prepare_grammars()  # now, and not while the first request for one waits
+        return AsyncEngine(llm, None if tiers is None else KVStore(llm, tiers, predictor=predictor))
     except BaseException:
-        tiers.close()
+        if tiers is not None:
+            tiers.close()
         raise
 
 

@@ -55,7 +55,7 @@ class _Chain:
     salt: str
     fewest: int = _FEWEST
     urgent: bool = False
-    copied: "CopiedSegment | None" = None
+    copied: CopiedSegment | None = None
     done: "Future[SavedChain]" = field(default_factory=lambda: _running())
 
 

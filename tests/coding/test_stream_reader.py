@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from kv_samples import ROPE
-from test_session import IDS, KV, PROFILE, written
+from test_session import IDS, KV, profile, written
 
 from prolepsis.coding import SessionReader, SessionStream, SessionWriter
 from prolepsis.errors import SegmentError
@@ -48,7 +48,7 @@ def test_a_real_pipe() -> None:
 
     def write() -> None:
         with open(sink, "wb") as file:
-            writer = SessionWriter(file, PROFILE, dtype="bf16", rope=ROPE)
+            writer = SessionWriter(file, profile(), dtype="bf16", rope=ROPE)
             for at in (0, 300):
                 writer.add(KV[:, :, at : at + 300], IDS[at : at + 300])
                 writer.finish(b"save")

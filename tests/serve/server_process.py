@@ -37,8 +37,12 @@ class ServerProcess:
         return self.await_line(r"listening on (http://\S+?),")[1]
 
     def await_ready(self) -> Self:
-        """Wait until the model is loaded."""
-        self.await_line("ready after")
+        """Wait until the model is loaded. If that fails, the process is ended: nobody else has it."""
+        try:
+            self.await_line("ready after")
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def await_line(self, pattern: str) -> re.Match[str]:
@@ -86,6 +90,9 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self.wait()

@@ -1,6 +1,7 @@
 """The default model against transformers in float32 on the same weights. Shows its figures with `pytest -s`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,21 @@ import pytest
 from prolepsis import LLM
 from prolepsis.errors import ProlepsisError
 
-pytest.importorskip("torch", reason="the reference needs torch and transformers: pip install '.[test]'")
-pytest.importorskip("transformers", reason="the reference needs torch and transformers: pip install '.[test]'")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import reference
 from reference_texts import TEXTS
 
 
 @pytest.fixture(scope="module")
-def llm():
+def reference():
+    """The script; what it imports takes seconds, which only whoever runs these tests should wait for."""
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module, reason="the reference needs torch and transformers: pip install '.[test]'")
+    return import_module("reference")
+
+
+@pytest.fixture(scope="module")
+def llm(reference):
     try:
         return LLM("smollm2:135m", max_context=2 * reference.PERPLEXITY_TOKENS)
     except ProlepsisError as error:
@@ -25,12 +31,12 @@ def llm():
 
 
 @pytest.fixture(scope="module")
-def exact(llm):
+def exact(reference, llm):
     return reference.load_reference(llm.path)
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_next_token_distributions(llm, exact, language):
+def test_next_token_distributions(reference, llm, exact, language):
     figures = reference.agreement(llm, exact, TEXTS[language])
     print(f"{language}: {figures}")
     assert figures.tokens >= 150
@@ -39,7 +45,7 @@ def test_next_token_distributions(llm, exact, language):
     assert figures.top1 > 0.97, figures
 
 
-def test_perplexity_within_half_a_percent(llm, exact):
+def test_perplexity_within_half_a_percent(reference, llm, exact):
     figures = reference.perplexities(llm, exact)
     print(figures)
     assert figures.tokens == reference.PERPLEXITY_TOKENS

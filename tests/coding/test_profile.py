@@ -1,6 +1,7 @@
 """Profiles: measured, packed, and refused when they hold nonsense."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,18 +113,19 @@ INT8 = realistic_kv(layers=2, tokens=400, heads=2, dim=16, dtype="int8")
 
 
 @pytest.mark.parametrize(
-    ("profile", "dtype"),
+    ("make", "dtype"),
     [
-        (fitted(), "bf16"),
-        (measure(KV, "bf16", ROPE, 0), "bf16"),
-        (measure(KV[:, :, :10], "bf16", ROPE, 0), "bf16"),
-        (measure(KV, "bf16", ROPE, 0, predictor="marginal"), "bf16"),
-        (measure(INT8, "int8", ROPE, 0), "int8"),
-        (measure(part(INT8, 0, 10), "int8", ROPE, 0), "int8"),
-        (replace(fitted(), steps=measure(INT8, "int8", ROPE, 0).steps), "int4"),
+        (fitted, "bf16"),
+        (lambda: measure(KV, "bf16", ROPE, 0), "bf16"),
+        (lambda: measure(KV[:, :, :10], "bf16", ROPE, 0), "bf16"),
+        (lambda: measure(KV, "bf16", ROPE, 0, predictor="marginal"), "bf16"),
+        (lambda: measure(INT8, "int8", ROPE, 0), "int8"),
+        (lambda: measure(part(INT8, 0, 10), "int8", ROPE, 0), "int8"),
+        (lambda: replace(fitted(), steps=measure(INT8, "int8", ROPE, 0).steps), "int4"),
     ],
 )
-def test_packing(profile: Profile, dtype: str) -> None:
+def test_packing(make: Callable[[], Profile], dtype: str) -> None:
+    profile = make()
     packed = profile.to_bytes()
     back = Profile.from_bytes(packed, GEOMETRY._replace(dtype=dtype), profile.predictor_name)
     assert_same(profile, back)
@@ -168,20 +170,21 @@ def with_value(profile: Profile, **change: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("make", "message"),
     [
-        (b"", "unknown kind"),
-        (b"\x04", "unknown kind"),
-        (b"\x01junk", "cannot be decompressed"),
-        (bytes([0]) + zstandard.compress(bytes(15)), "15 bytes where 16 were expected"),
-        (bytes([0]) + zstandard.compress(bytes(1 << 24)), "profile"),
-        (bytes([0]) + zstandard.compress(b"\xff" * 16), "scale that is not finite"),
-        (with_value(fitted(), means=0x7F80), "mean that is not a moderate number"),
-        (with_value(fitted(), frequencies=4000), "do not sum to 4096"),
-        (measure(INT8, "int8", ROPE, 0).to_bytes(), "profile"),
+        (lambda: b"", "unknown kind"),
+        (lambda: b"\x04", "unknown kind"),
+        (lambda: b"\x01junk", "cannot be decompressed"),
+        (lambda: bytes([0]) + zstandard.compress(bytes(15)), "15 bytes where 16 were expected"),
+        (lambda: bytes([0]) + zstandard.compress(bytes(1 << 24)), "profile"),
+        (lambda: bytes([0]) + zstandard.compress(b"\xff" * 16), "scale that is not finite"),
+        (lambda: with_value(fitted(), means=0x7F80), "mean that is not a moderate number"),
+        (lambda: with_value(fitted(), frequencies=4000), "do not sum to 4096"),
+        (lambda: measure(INT8, "int8", ROPE, 0).to_bytes(), "profile"),
     ],
 )
-def test_nonsense_is_refused(data: bytes, message: str) -> None:
+def test_nonsense_is_refused(make: Callable[[], bytes], message: str) -> None:
+    data = make()
     with pytest.raises(ValueError, match=message):
         Profile.from_bytes(data, GEOMETRY)
 

@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
@@ -56,7 +56,10 @@ Reading = dict[tuple[str, ...], float]
 
 
 class EagerPlanner(Planner):
-    """Always restores: computing is faster on a model as small as the tests'."""
+    """Always looks and restores: computing is faster on a model as small as the tests'."""
+
+    def skip_look_up(self, pool_tokens: int, missing: int, kinds: Iterable[str]) -> None:
+        return None
 
     def decide(self, pool_tokens: int, pieces: list[Piece], predictor: str) -> RestorePlan:
         plan = super().decide(pool_tokens, pieces, predictor)

@@ -323,6 +323,29 @@ def test_a_crowded_pool_takes_longer(llm: LLM, tiers: Tiers, monkeypatch: pytest
     run(work())
 
 
+def test_a_part_that_is_lost_meanwhile_is_stored_again(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            sessions = StoredSessions(engine)
+            pin, lost = tiers.pin, list[str]()
+
+            def lose(key: str) -> bool:
+                if not lost:
+                    lost.append(key)
+                    tiers.delete(key)
+                return pin(key)
+
+            monkeypatch.setattr(tiers, "pin", lose)
+            saved = await sessions.save("me", "x", [], TOKENS)
+            assert lost
+            assert all(tiers.locate(part.key) for part in saved.parts)
+            monkeypatch.setattr(tiers, "pin", lambda key: not tiers.delete(key))
+            with pytest.raises(CapacityError, match="gone"):
+                await sessions.save("me", "y", [], TOKENS)
+
+    run(work())
+
+
 def test_saves_at_once_do_not_disturb_each_other(llm: LLM, tiers: Tiers) -> None:
     async def work() -> None:
         async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:

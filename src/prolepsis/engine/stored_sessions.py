@@ -23,6 +23,10 @@ _TRIES = 3
 """That store no more than those before: in a crowded pool, blocks may be evicted between being computed and stored."""
 
 
+class _PartGoneError(CapacityError):
+    """What was stored a moment ago was found damaged, or its tier does not answer."""
+
+
 class StoredSessions:
     """The sessions in `engine.store`, of all owners. They are found again after a restart, and never evicted.
 
@@ -64,8 +68,15 @@ class StoredSessions:
         salt = owner if cache_salt is None else cache_salt
         await asyncio.to_thread(self._require_place, owner, key)
         with self._store.holding(name.key for name in self._store.names(ids, salt)):
-            saved = await self._stored(ids, salt)
-            return await asyncio.to_thread(self._write, owner, session_id, messages, ids, salt, saved.segments)
+            tries = _TRIES
+            while True:
+                saved = await self._stored(ids, salt)
+                try:
+                    return await asyncio.to_thread(self._write, owner, session_id, messages, ids, salt, saved.segments)
+                except _PartGoneError:
+                    tries -= 1
+                    if not tries:
+                        raise
 
     async def inspect(self, owner: str, session_id: str) -> StoredSession | None:
         """All that is kept of a session but its K and V; None where there is none of this id."""
@@ -142,7 +153,7 @@ class StoredSessions:
             )  # fmt: skip
             try:
                 if not all(self._store.tiers.locate(part) for part in keys):
-                    raise CapacityError(
+                    raise _PartGoneError(
                         "a part of the session is gone from the store's tiers: try again, or give them more room"
                     )
                 if not self._store.tiers.put(key, session_manifest.pack(session), pinned=True).tiers:

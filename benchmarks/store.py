@@ -47,7 +47,7 @@ def kv_hash(llm: LLM, tokens: list[int], salt: str) -> str:
     """Of K and V of all `tokens`, which the pool has."""
     assert llm.engine.prefix is not None
     table = llm.kv_cache.new_table()
-    llm.engine.prefix.share(table, [*tokens, 0], salt)
+    llm.engine.prefix.match(table, [*tokens, 0], salt)
     try:
         assert table.length == len(tokens)
         hashed = blake2b()

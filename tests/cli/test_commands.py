@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +58,22 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_waits_for_no_other(command: str) -> None:
-    """Their imports would be half of what it takes to start."""
+def test_a_command_is_alone_on_its_command_line(command: str) -> None:
     app = app_for([*command.split(), "--flag"])
     found = [each.name for each in app.registered_commands]
     for group in app.registered_groups:
         assert group.typer_instance is not None
         found += [f"{group.name} {each.name}" for each in group.typer_instance.registered_commands]
     assert found == [command]
+
+
+def test_a_command_waits_for_no_other() -> None:
+    """Their imports would be half of what it takes to start."""
+    code = "import sys\nfrom prolepsis.cli.app import app_for\napp_for(['pull', 'x'])\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "prolepsis.cli.models" in loaded
+    others = {"generate", "chat", "serve", "bench", "quantize", "calibrate", "kv", "kv_bench", "kv_plan"}
+    assert not others & {name.removeprefix("prolepsis.cli.") for name in loaded}
 
 
 @pytest.mark.parametrize(

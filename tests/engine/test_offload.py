@@ -19,6 +19,7 @@ from prolepsis.engine.kv_payload import PayloadCodec
 from prolepsis.engine.kv_store import KVStore
 from prolepsis.engine.planner import Planner
 from prolepsis.engine.profile_store import keep
+from prolepsis.engine.restore_plan import RestorePlan
 from prolepsis.errors import InputError, ProlepsisError
 from prolepsis.store import MemoryTier, Tiers
 
@@ -316,6 +317,26 @@ def test_what_is_computed_sooner_than_asked_for_is_not_asked_for(llm: LLM, monke
             assert plan.restore_s is not None
             assert plan.restore_s >= 0.01  # two questions
             assert not any(name.startswith(("prolepsis-restore", "prolepsis-fetch")) for name in tier.threads)
+
+    run(work())
+
+
+def test_a_slow_tier_hides_no_faster_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where to ask all of them would take longer than computing."""
+    near, far = MemoryTier(AMPLE, "near"), MemoryTier(AMPLE, "far")
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, Tiers([near, far]))) as engine:
+            first, _ = await tokens_of(engine, PROMPT)
+            assert await engine.flush(60)
+            refusal = RestorePlan("recompute_is_faster", 0)
+            monkeypatch.setattr(Planner, "skip_look_up", lambda *_: refusal)
+            await engine.call(lambda: forget(llm))
+            assert await tokens_of(engine, PROMPT) == (first, len(PROMPT) - 1)
+            for key in list(near.keys()):
+                near.delete(key)
+            await engine.call(lambda: forget(llm))
+            assert await tokens_of(engine, PROMPT) == (first, 0)
 
     run(work())
 

@@ -323,6 +323,24 @@ def test_a_crowded_pool_takes_longer(llm: LLM, tiers: Tiers, monkeypatch: pytest
     run(work())
 
 
+def test_too_little_memory_to_copy_fails_the_save_alone(
+    llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short_of_memory(*_: object) -> None:
+        raise MemoryError("for this test")
+
+    async def work() -> None:
+        async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(llm.kv_cache, "read", short_of_memory)
+                with pytest.raises(MemoryError, match="for this test"):
+                    await asyncio.wait_for(StoredSessions(engine).save("me", "x", [], TOKENS), 60)
+            assert not engine.has_failed
+            await StoredSessions(engine).save("me", "x", [], TOKENS)
+
+    run(work())
+
+
 def test_a_part_that_is_lost_meanwhile_is_stored_again(llm: LLM, tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with AsyncEngine(llm, KVStore(llm, tiers)) as engine:

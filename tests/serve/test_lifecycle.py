@@ -110,6 +110,9 @@ def test_where_json_is_asked_for_failures_are_json_too(tiny: Path, tmp_path: Pat
     outcome = call("serve", tmp_path / "none.gguf", "--port", "0", "--log-json")
     assert outcome.code == 2
     assert "none.gguf" in json.loads(outcome.err.splitlines()[-1])["message"]
+    outcome = call("serve", tiny, "--log-json", "--max-body", "1x")
+    assert outcome.code == 2
+    assert "--max-body" in json.loads(outcome.err)["message"]
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:

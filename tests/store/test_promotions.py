@@ -34,8 +34,9 @@ def fast() -> Busy:
 
 
 @pytest.fixture
-def tiers(fast: Busy) -> Iterator[Tiers]:
-    """With ten entries in the slower tier, of which the first is on its way and has not arrived."""
+def tiers(fast: Busy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiers]:
+    """With ten entries in the slower tier, each with a lock of its own; the first is on its way and has not arrived."""
+    monkeypatch.setattr("prolepsis.store.tiers.hash", lambda name: int(name[-8:], 16), raising=False)
     slow = MemoryTier(10_000, "slow")
     for number in range(10):
         slow.put(key(number), b"old")

@@ -221,7 +221,7 @@ def test_why_a_tier_fails_is_told_once_a_minute_and_without_secrets(
     )
     failing = Failing(10_000, "failing")
     tiers = Tiers([failing])
-    failing.error = TierError("failing: no answer\nof ftp://me:secret@host/path?signature=secret")
+    failing.error = TierError("failing: no answer\nof ftp://me:secret@secret@host/path?signature=secret")
     for _ in range(100):
         tiers.get(key(1))
         clock[0] += 1

@@ -13,7 +13,7 @@ from prolepsis.errors import InputError, ProlepsisError
 _NO_CACHE = "no locator available"  # what Numba says of it when kernels are imported
 _NO_CACHE_ADVICE = (
     "this user cannot write where compiled kernels are kept: another one made the directory, perhaps root; "
-    "set PROLEPSIS_CACHE to a directory of your own"
+    "set PROLEPSIS_CACHE (or NUMBA_CACHE_DIR, where that is set) to a directory of your own"
 )
 
 FORESEEN = (ProlepsisError, MemoryError, OSError)

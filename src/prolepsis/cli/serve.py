@@ -1,6 +1,7 @@
 """`serve`: the model behind an OpenAI-compatible API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,54 +106,48 @@ def serve(
     """Serve a model over HTTP, as OpenAI's clients expect it."""
     from prolepsis.serve.lifecycle import run  # here, since no other command needs what it imports
 
-    check_predictor(store_predictor)
     say = _say_in_json if log_json else _say
-    options = ServeOptions(
-        model=model,
-        host=host,
-        port=port,
-        served_model_name=served_model_name,
-        stores=tuple(store or ()),
-        store_predictor=store_predictor,
-        api_keys=_keys(api_key or [], api_key_file, say),
-        allowed_hosts=tuple(allowed_host or ()),
-        cors_origins=tuple(cors_origin or ()),
-        max_queue=max_queue,
-        max_sequences=max_sequences,
-        max_body=parse_size(max_body, "--max-body"),
-        max_header=parse_size(max_header, "--max-header"),
-        max_connections=max_connections,
-        header_timeout=header_timeout,
-        body_timeout=body_timeout,
-        send_timeout=send_timeout,
-        keep_alive_timeout=keep_alive_timeout,
-        request_timeout=request_timeout,
-        drain_timeout=drain_timeout,
-        log_json=log_json,
-        log_prompts=log_prompts,
-    )
-    load_model = partial(
-        load,
-        model,
-        max_context=max_context,
-        kv_memory=kv_memory,
-        kv_dtype=kv_dtype,
-        kv_evict=kv_evict,
-        precision=precision,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        threads=threads,
-        max_running=max_running,
-        say=say,
-    )
-    try:
+    with _failures_in_json() if log_json else nullcontext():
+        check_predictor(store_predictor)
+        options = ServeOptions(
+            model=model,
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            stores=tuple(store or ()),
+            store_predictor=store_predictor,
+            api_keys=_keys(api_key or [], api_key_file, say),
+            allowed_hosts=tuple(allowed_host or ()),
+            cors_origins=tuple(cors_origin or ()),
+            max_queue=max_queue,
+            max_sequences=max_sequences,
+            max_body=parse_size(max_body, "--max-body"),
+            max_header=parse_size(max_header, "--max-header"),
+            max_connections=max_connections,
+            header_timeout=header_timeout,
+            body_timeout=body_timeout,
+            send_timeout=send_timeout,
+            keep_alive_timeout=keep_alive_timeout,
+            request_timeout=request_timeout,
+            drain_timeout=drain_timeout,
+            log_json=log_json,
+            log_prompts=log_prompts,
+        )
+        load_model = partial(
+            load,
+            model,
+            max_context=max_context,
+            kv_memory=kv_memory,
+            kv_dtype=kv_dtype,
+            kv_evict=kv_evict,
+            precision=precision,
+            draft=draft,
+            draft_tokens=draft_tokens,
+            threads=threads,
+            max_running=max_running,
+            say=say,
+        )
         run(options, load_model)
-    except FORESEEN as error:
-        if not log_json:
-            raise
-        why, code = failure(error)
-        say(why, "error")
-        raise typer.Exit(code) from None
 
 
 def _say(text: str, level: Level = "info") -> None:
@@ -161,6 +156,16 @@ def _say(text: str, level: Level = "info") -> None:
 
 def _say_in_json(text: str, level: Level = "info") -> None:
     write_line(json_line(level, text))
+
+
+@contextmanager
+def _failures_in_json() -> Iterator[None]:
+    try:
+        yield
+    except FORESEEN as error:
+        why, code = failure(error)
+        _say_in_json(why, "error")
+        raise typer.Exit(code) from None
 
 
 def _keys(given: list[str], file: Path | None, say: Callable[[str, Level], None]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def limited_to(threads: int) -> Iterator[None]:
 def pausing(rest: Callable[[], None]) -> Iterator[None]:
     """Within the block, the calling thread works alone, and calls `rest` wherever its work says `pause`.
 
-    That is every 1 or 2 ms at least: for work that others on the same cores are not to notice.
+    Coding does so every 1 or 2 ms, but in an int8 or int4 cache: for work that others on the same cores hardly notice.
     """
     before, _thread.rest = _thread.rest, rest
     try:

@@ -36,9 +36,9 @@ def remove_unused() -> None:
     own = Path(config.CACHE_DIR)
     if not _is_ours(own):
         return
-    for directory in own.parent.iterdir():
-        if directory != own and _NAME.fullmatch(directory.name):
-            with suppress(OSError):  # another process does the same
+    with suppress(OSError):  # another process does the same, or the place is another user's
+        for directory in own.parent.iterdir():
+            if directory != own and _NAME.fullmatch(directory.name):
                 _empty_if_unused(directory)
 
 

@@ -179,9 +179,16 @@ class KVStore:
             self.planner.asked(time.perf_counter() - begin, self._tier_kinds)
         return found
 
-    def not_worth_asking(self, tokens: Sequence[int], held: int) -> RestorePlan | None:
-        """A plan to compute what continues the first `held` of `tokens`, where to look it up would take longer."""
-        return self.planner.skip_look_up(held, len(tokens) - held, self._tier_kinds)
+    def not_worth_asking(self, tokens: Sequence[int], salt: str, held: int) -> RestorePlan | None:
+        """A plan to compute what continues the first `held` of `tokens`, where to look it up would take longer.
+
+        Not where one of the faster tiers has the next segment: only the slowest is what takes long.
+        """
+        refusal = self.planner.skip_look_up(held, len(tokens) - held, self._tier_kinds)
+        if refusal is None:
+            return None
+        name = next(name for name in self._names.chain(tokens, salt) if name.stop > held)
+        return None if self.tiers.locate(name.key, slowest=False) is not None else refusal
 
     def _part(self, parent: bytes, start: int, wanted: list[int], held: int) -> list[StoredPiece]:
         """A stored segment that begins as `wanted` does."""

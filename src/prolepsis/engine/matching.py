@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,10 +110,9 @@ class GrammarCompiler:
         return self._find(grammar) is not None
 
     def prepare(self) -> None:
-        """Build what every grammar needs, where the model's outputs can end at all."""
-        if self._tokenizer.eos_ids:
-            with self._compiling:
-                self._vocabulary("")
+        """Build what every grammar needs, where the library can; where not, who asks for a grammar is told why."""
+        with self._compiling, suppress(Exception):
+            self._vocabulary("")
 
     def _vocabulary(self, source: str) -> "LLTokenizer":
         if self._ll_tokenizer is None:

@@ -2,6 +2,7 @@
 those that have ended."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import Thread
 from weakref import WeakKeyDictionary
@@ -65,7 +66,8 @@ class Offload:
         tokens = request.sequence.tokens
         copied = self._copied.pop(request, None)
         if copied is not None:
-            copied.kv = self.writer.copy(tokens, request.cache_salt, copied.name.start, copied.name.stop)
+            with suppress(Exception):  # too little memory, say: the writer asks for it again, and whoever saves is told
+                copied.kv = self.writer.copy(tokens, request.cache_salt, copied.name.start, copied.name.stop)
         known = self._prefix.known([*tokens, 0], request.cache_salt)
         if known > 0:
             self.writer.add(tokens[:known], request.cache_salt)

@@ -142,7 +142,7 @@ class Restorer:
     def _restore(self, restore: Restore) -> Reason | None:
         """Returns why it was broken off, if it was."""
         store, held = self._store, restore.plan.pool_tokens
-        if (refusal := store.not_worth_asking(restore.tokens, held)) is not None:
+        if (refusal := store.not_worth_asking(restore.tokens, restore.salt, held)) is not None:
             restore.plan = refusal
             return None
         pieces = store.look_up(restore.tokens, restore.salt, held, lambda: restore.abandoned, self._fetchers.map)

@@ -20,7 +20,7 @@ from prolepsis.errors import CapacityError, InputError, SegmentError, TierError
 MAX_SESSIONS = 1000
 """Of one owner."""
 _TRIES = 3
-"""That store no more than those before: in a crowded pool, blocks may be evicted between being computed and stored."""
+"""That get no further: in a crowded pool, or full tiers, what was computed may be gone before it is stored or kept."""
 
 
 class _PartGoneError(CapacityError):

@@ -45,6 +45,8 @@ def logging_on(*, as_json: bool) -> Iterator[None]:
 
 
 def _log_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_type is SystemExit:
+        return
     name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
     _log.error("%s has failed", name, exc_info=ended.exc_value)
 

@@ -111,7 +111,7 @@ class RemoteTier:
         return Usage(None, None, None)
 
     def close(self) -> None:
-        """Nothing to give back: fsspec shares its connections."""
+        """Nothing to give back: connections end with the process."""
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{path_of(key)}"

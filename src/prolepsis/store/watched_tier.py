@@ -16,7 +16,7 @@ from prolepsis.store.tier import PinningTier, Tier
 
 _MOST_STALE = 100_000  # keys; with them some 20 MB of memory
 _TOLD_EVERY = 60.0  # seconds
-_SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?\S*")  # of URLs: who asks, and signatures
+_SECRETS = re.compile(r"(?<=://)[^/\s]*@|\?\S*")  # of URLs: who asks, and signatures
 _DELETED_AT_ONCE = 8  # stale keys, with each put, so that no single call has to do them all
 
 _log = logging.getLogger(__name__)

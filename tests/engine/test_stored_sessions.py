@@ -289,6 +289,16 @@ def test_damaged_manifests_are_left_out_and_those_of_other_models_refused(
             again = StoredSessions(engine)
             assert [summary.id for summary in await again.list("me")] == ["z"]
             assert store.statistics().damaged_segments == 2
+            # What no tier would take as a key: at the start, in a list, and where one is deleted.
+            strange = found.data.replace(b'"key":"kv-', b'"key":"../')
+            tiers.put(x, strange)
+            again = StoredSessions(engine)
+            assert store.statistics().damaged_segments == 3
+            tiers.put(x, strange)
+            assert [summary.id for summary in await again.list("me")] == ["z"]
+            tiers.put(x, strange)
+            assert await again.delete("me", "z")
+            assert store.statistics().damaged_segments == 5
 
     run(work())
 

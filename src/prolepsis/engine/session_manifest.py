@@ -19,7 +19,7 @@ _Size = Annotated[int, Meta(ge=0, le=1 << 50)]
 class StoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A segment of a session: its key in the store, tokens, and bytes there."""
 
-    key: Annotated[str, Meta(max_length=128)]
+    key: Annotated[str, Meta(pattern=r"^kv-[0-9a-f]{64}\Z")]
     tokens: _Size
     coded_bytes: _Size
 

@@ -89,6 +89,13 @@ from prolepsis.cli import main
 main()
 """
 
+UNLOADABLE = """
+from prolepsis.cli import main, serve
+def fail(*_, **__): raise KeyError("for this test")
+serve.load = fail
+main()
+"""
+
 
 def test_the_end_of_the_engine_is_the_servers(tiny: Path) -> None:
     with ServerProcess(tiny, command=[sys.executable, "-c", FAILING]).await_ready() as server:
@@ -113,6 +120,14 @@ def test_where_json_is_asked_for_failures_are_json_too(tiny: Path, tmp_path: Pat
     outcome = call("serve", tiny, "--log-json", "--max-body", "1x")
     assert outcome.code == 2
     assert "--max-body" in json.loads(outcome.err)["message"]
+
+
+def test_what_nobody_foresaw_of_loading_is_json_too(tiny: Path) -> None:
+    with ServerProcess(tiny, "--log-json", command=[sys.executable, "-c", UNLOADABLE]) as server:
+        assert server.wait() == 1
+        said = [json.loads(line) for line in server.said.splitlines()]
+    assert (said[-1]["level"], said[-1]["message"]) == ("error", "KeyError: 'for this test'")
+    assert "in fail" in said[-1]["traceback"]
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """What the server says of itself, as text and as JSON."""
 
+import gc
 import io
 import json
 import logging
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
@@ -26,10 +29,21 @@ def _end_a_thread() -> None:
     thread.join()
 
 
+class _Unclosable:
+    def __del__(self) -> None:
+        raise OSError("in vain")
+
+
+def _lose_an_error() -> None:
+    _Unclosable()
+    gc.collect()
+
+
 @pytest.mark.parametrize(
     ("fail", "message", "error"),
     [
         (_warn, "failed\nbadly", "ValueError: oh"),
+        (_lose_an_error, "Exception ignored in", "OSError: in vain"),
         (_end_a_thread, "the thread worker has failed", "IndexError: pop from empty list"),
     ],
 )
@@ -39,23 +53,34 @@ def test_failures_are_told_with_their_traceback(
     with logging_on(as_json=True):
         fail()
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    (fields,) = (each for each in said if each["message"] == message)  # what other tests left may be told too
+    (fields,) = (each for each in said if each["message"].startswith(message))  # what other tests left may be told too
     assert fields["level"] == "error"
     assert error in fields["traceback"]
     with logging_on(as_json=False):
         fail()
     text = capsys.readouterr().err
-    assert f"ERROR {message}\nTraceback" in text
+    assert f"ERROR {message}" in text
+    assert "\nTraceback" in text
     assert error in text
+
+
+def test_pythons_warnings_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(), logging_on(as_json=True):
+        warnings.simplefilter("always")
+        warnings.warn("mind the gap", stacklevel=1)
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (fields,) = (each for each in said if "mind the gap" in each["message"])
+    assert fields["level"] == "warning"
 
 
 def test_afterwards_everything_is_as_it_was() -> None:
     root = logging.getLogger()
-    before = root.handlers[:], root.level, threading.excepthook
+    before = root.handlers[:], root.level, threading.excepthook, sys.unraisablehook, warnings.showwarning
     with suppress(KeyError), logging_on(as_json=True):
         assert threading.excepthook != before[2]
         raise KeyError("oh")
-    assert (root.handlers, root.level, threading.excepthook) == before
+    after = root.handlers, root.level, threading.excepthook, sys.unraisablehook, warnings.showwarning
+    assert after == before
 
 
 def test_a_line_is_written_in_one_piece() -> None:

@@ -52,13 +52,18 @@ def failure(error: BaseException) -> tuple[str, int]:
     return str(error), 2 if isinstance(error, InputError) else 1
 
 
+def cache_advice(error: Exception) -> str | None:
+    """What to do where compiled kernels cannot be kept; None for any other error."""
+    return _NO_CACHE_ADVICE if _NO_CACHE in str(error) else None
+
+
 def _run() -> int:
     from prolepsis.cli import app  # here, so that Ctrl-C while it loads is caught too
 
     try:
         return app.app_for(sys.argv[1:])(prog_name="prolepsis", standalone_mode=False) or 0
     except Exception as error:
-        misuse = _NO_CACHE_ADVICE if _NO_CACHE in str(error) else app.usage_message(error)
+        misuse = cache_advice(error) or app.usage_message(error)
         if misuse is None:
             raise
         return _fail(misuse, 2)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli import FORESEEN, failure
+from prolepsis.cli import FORESEEN, cache_advice, failure
 from prolepsis.cli.console import (
     ContextOption,
     DraftOption,
@@ -166,6 +167,10 @@ def _failures_in_json() -> Iterator[None]:
         why, code = failure(error)
         _say_in_json(why, "error")
         raise typer.Exit(code) from None
+    except Exception as error:
+        advice, why = cache_advice(error), f"{type(error).__name__}: {error}"
+        write_line(json_line("error", advice or why, traceback="".join(format_exception(error))))
+        raise typer.Exit(2 if advice else 1) from None
 
 
 def _keys(given: list[str], file: Path | None, say: Callable[[str, Level], None]) -> tuple[str, ...]:

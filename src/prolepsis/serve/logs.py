@@ -28,18 +28,21 @@ def json_line(level: str, message: str, **more: str) -> str:
 
 @contextmanager
 def logging_on(*, as_json: bool) -> Iterator[None]:
-    """Within the block, warnings, errors and what ends a thread are logged, with tracebacks, as JSON if told so."""
-    root, hook = logging.getLogger(), threading.excepthook
+    """Within the block, warnings, errors and what ends a thread are logged, with tracebacks, as JSON if told so; and so
+    are Python's own warnings, and errors that nothing can catch."""
+    root, hook, unraisable_hook = logging.getLogger(), threading.excepthook, sys.unraisablehook
     handlers, level = root.handlers[:], root.level
     handler = logging.StreamHandler()
     handler.setFormatter(_JSONFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    threading.excepthook = _log_thread
+    threading.excepthook, sys.unraisablehook = _log_thread, _log_unraisable
+    logging.captureWarnings(True)
     try:
         yield
     finally:
-        threading.excepthook = hook
+        logging.captureWarnings(False)
+        threading.excepthook, sys.unraisablehook = hook, unraisable_hook
         root.handlers[:] = handlers
         root.setLevel(level)
 
@@ -49,6 +52,10 @@ def _log_thread(ended: threading.ExceptHookArgs) -> None:
         return
     name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
     _log.error("%s has failed", name, exc_info=ended.exc_value)
+
+
+def _log_unraisable(lost: "sys.UnraisableHookArgs") -> None:
+    _log.error("%s %r", lost.err_msg or "Exception ignored in", lost.object, exc_info=lost.exc_value)
 
 
 class _JSONFormatter(logging.Formatter):

@@ -180,6 +180,10 @@ def test_formats_of_both_kinds_of_completions(client: openai.OpenAI) -> None:
         ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
         ({"guided_choice": ["yes", "no"]}, "yes|no"),
         ({"guided_json": {"type": "boolean"}}, "true|false"),
+        ({"structured_outputs": {"json": {"type": "boolean"}}}, "true|false"),
+        ({"structured_outputs": {"json": '{"type": "boolean"}', "regex": None}}, "true|false"),
+        ({"structured_outputs": {"regex": "[0-9]{4}", "disable_any_whitespace": False}}, "[0-9]{4}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
     ):
         done = client.completions.create(extra_body=extra, **asked).choices[0]
         assert done.finish_reason == "stop"
@@ -204,6 +208,17 @@ def test_json_or_calls(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "(("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        ({"structured_outputs": "x"}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "(("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": True, "choice": ["a"]}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"json_object": True}, "guided_regex": "a"}, "structured_outputs.json_object"),
         ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
         ({"tools": [{"type": "web"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),

@@ -7,7 +7,7 @@ supported are refused by name where ignoring them would change what comes out.
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prolepsis.errors import InputError
 
@@ -19,6 +19,8 @@ class Body(BaseModel):
 
     refused: ClassVar[Mapping[str, tuple[object, str]]] = {}
     """Name -> the value that asks for nothing, beside null; and what to do instead."""
+    within: ClassVar[str] = ""
+    """What comes before names, for an object in a body."""
 
     @model_validator(mode="before")
     @classmethod
@@ -27,18 +29,38 @@ class Body(BaseModel):
             return body
         for name, (harmless, advice) in cls.refused.items():
             if body.get(name) not in (None, harmless):
-                raise InputError(f"{name} is not supported; {advice}", field=name)
+                raise InputError(f"{cls.within}{name} is not supported; {advice}", field=f"{cls.within}{name}")
         return {name: value for name, value in body.items() if value is not None}
 
 
 _LEAVE_OUT = "leave it out"
 _USE_TOOLS = "use tools"
+_USE_FORMS = "use a JSON Schema, a regex or a choice"
 
 
 class StreamOptions(Body):
     """What a stream is to have beside the text."""
 
     include_usage: bool = False
+
+
+class StructuredOutputs(Body):
+    """One of its fields says what form an answer is to have."""
+
+    within: ClassVar[str] = "structured_outputs."
+    refused: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "grammar": ("", _USE_FORMS),
+        "structural_tag": ("", _USE_FORMS),
+        "whitespace_pattern": ("", _LEAVE_OUT),
+        "disable_any_whitespace": (False, _LEAVE_OUT),
+        "disable_additional_properties": (False, _LEAVE_OUT),
+    }
+
+    json_: Any = Field(None, alias="json")
+    """A JSON Schema, parsed or as a text."""
+    regex: str | None = None
+    choice: list[Any] | None = None
+    json_object: bool = False
 
 
 class GenerationBody(Body):
@@ -53,6 +75,9 @@ class GenerationBody(Body):
         "logits_processors": ([], _LEAVE_OUT),
         "truncate_prompt_tokens": (-1, "shorten the prompt"),
         "skip_special_tokens": (True, _LEAVE_OUT),
+        "include_stop_str_in_output": (False, _LEAVE_OUT),
+        "guided_grammar": ("", _USE_FORMS),
+        "guided_whitespace_pattern": ("", _LEAVE_OUT),
     }
 
     model: str | None = None
@@ -80,9 +105,11 @@ class GenerationBody(Body):
     """Only requests with the same one share K and V."""
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | None = None
-    """As `response_format` with a JSON Schema; this and the next two as vLLM has them."""
+    """As `response_format` with a JSON Schema; this and the next three as vLLM has them."""
     guided_regex: str | None = None
     guided_choice: list[Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """Those three under vLLM's newer name."""
 
     @property
     def includes_usage(self) -> bool:

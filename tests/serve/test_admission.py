@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from prolepsis.errors import InputError
-from prolepsis.serve.admission import Admission, Gate, Ticket, claim
+from prolepsis.serve.admission import Admission, Gate, Ticket, claim, note_encoded
 from prolepsis.serve.errors import APIError
 
 
@@ -33,7 +33,7 @@ def _admission(running: int, waiting: int, most: int = 8, clock: Callable[[], fl
 def test_as_many_get_in_as_run_and_may_wait_and_each_that_ends_makes_room() -> None:
     admission = _admission(running=2, waiting=1)
     tickets = [Ticket(admission) for _ in range(3)]
-    with pytest.raises(APIError, match="--max-queue 1") as caught:
+    with pytest.raises(APIError, match=r"at most 1 sequences \(--max-queue\) may wait") as caught:
         Ticket(admission)
     assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "5")
     assert (admission.open, admission.refused) == (3, 1)
@@ -93,7 +93,7 @@ def test_what_proved_unsound_is_no_throughput() -> None:
 @pytest.mark.parametrize("phase", ["loading", "draining"])
 def test_until_there_is_a_model_and_once_it_ends_nothing_is_begun(phase: str) -> None:
     inner = Echo()
-    gate = Gate(inner, lambda: phase, _admission(1, 1))
+    gate = Gate(inner, lambda: phase, _admission(1, 1), _admission(1, 1))
     for method, path in [("DELETE", "/v1/sessions/a"), ("POST", "/v1/completions"), ("POST", "/tokenize")]:
         answer = ask(gate, method, path)
         assert answer.status_code == 503
@@ -104,29 +104,33 @@ def test_until_there_is_a_model_and_once_it_ends_nothing_is_begun(phase: str) ->
 
 
 def test_the_gate_gives_back_what_a_request_held_even_if_it_fails_and_counts_others_not_at_all() -> None:
-    admission = _admission(running=1, waiting=0)
+    admission, texts = _admission(running=1, waiting=0), _admission(running=1, waiting=0)
     held: list[int] = []
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         held.append(admission.open)
+        held.append(texts.open)
         if scope["path"] == "/v1/completions":
             claim(Request(scope), 3)
             held.append(admission.open)
             raise KeyError("oh")
         await Echo()(scope, receive, send)
 
-    gate = Gate(inner, lambda: "ready", admission)
+    gate = Gate(inner, lambda: "ready", admission, texts)
     with pytest.raises(KeyError):
         ask(gate, "POST", "/v1/completions")
     ask(gate, "GET", "/v1/models")
     ask(gate, "POST", "/tokenize")
-    assert held == [1, 3, 0, 1]
-    assert admission.open == 0
+    assert held == [1, 0, 3, 0, 0, 0, 1]
+    assert (admission.open, texts.open) == (0, 0)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_a_full_queue_answers_429_and_the_others_go_on(path: str) -> None:
-    admission = _admission(running=1, waiting=1)
+@pytest.mark.parametrize(
+    ("path", "elsewhere"),
+    [("/v1/chat/completions", "/tokenize"), ("/tokenize", "/v1/completions"), ("/detokenize", "/v1/sessions")],
+)
+def test_a_full_queue_answers_429_and_the_others_go_on(path: str, elsewhere: str) -> None:
+    admission, texts = _admission(running=1, waiting=1), _admission(running=1, waiting=1)
 
     async def run() -> list[httpx.Response]:
         release, reached = asyncio.Event(), asyncio.Semaphore(0)
@@ -136,7 +140,7 @@ def test_a_full_queue_answers_429_and_the_others_go_on(path: str) -> None:
             await release.wait()
             await Echo()(scope, receive, send)
 
-        gate = Gate(inner, lambda: "ready", admission)
+        gate = Gate(inner, lambda: "ready", admission, texts)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
 
             def send() -> Awaitable[httpx.Response]:
@@ -146,10 +150,30 @@ def test_a_full_queue_answers_429_and_the_others_go_on(path: str) -> None:
             await reached.acquire()
             await reached.acquire()
             refused = await send()
+            asked.append(asyncio.ensure_future(client.post(elsewhere, json={})))
+            await reached.acquire()
             release.set()
             return [refused, *await asyncio.gather(*asked)]
 
     answers = asyncio.run(run())
-    assert [answer.status_code for answer in answers] == [429, 200, 200]
+    assert [answer.status_code for answer in answers] == [429, 200, 200, 200]
     assert error_of(answers[0])["type"] == "rate_limit_error"
     assert int(answers[0].headers["retry-after"]) > 0
+
+
+def test_texts_that_were_encoded_tell_when_to_come_back() -> None:
+    clock = Clock()
+    texts = _admission(running=1, waiting=9, clock=clock)
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        clock.now += 7
+        note_encoded(Request(scope))
+        await Echo()(scope, receive, send)
+
+    gate = Gate(inner, lambda: "ready", _admission(1, 1), texts)
+    waiting = [Ticket(texts), Ticket(texts)]
+    for _ in range(3):
+        ask(gate, "POST", "/tokenize")
+    assert texts.retry_after_s() == 14  # one runs, and one waits
+    for ticket in waiting:
+        ticket.close(served=False)

@@ -51,3 +51,19 @@ def test_grammars_hold_nobody_else_up(tiny_llm: LLM, monkeypatch: pytest.MonkeyP
                 state.close()
 
     assert asyncio.run(work()) == [3, 4]
+
+
+def test_texts_wait_outside_so_that_others_pass_them() -> None:
+    async def work() -> list[str]:
+        state, go_on, done = ServerState(ServeOptions(model="tiny")), threading.Event(), list[str]()
+        state.encoder.submit(go_on.wait, 60)
+        texts = [asyncio.create_task(state.encode_in_turn("prompt", done.append, "text")) for _ in range(3)]
+        await asyncio.sleep(0)
+        chat = asyncio.create_task(state.encode("prompt", done.append, "chat"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(chat, *texts)
+        state.close()
+        return done
+
+    assert asyncio.run(work()) == ["text", "chat", "text", "text"]

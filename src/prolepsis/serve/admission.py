@@ -14,18 +14,23 @@ from prolepsis.serve.errors import APIError, retry_after
 
 _REMEMBERED = 64  # ends of sequences, from which the throughput is measured
 _AT_FIRST_S, _AT_MOST_S = 5, 120
-# Tokenizing is among them: one thread does it for all, chats included.
-_QUEUED = ("/v1/chat/completions", "/v1/completions", "/v1/sessions", "/tokenize", "/detokenize")
+_QUEUED = ("/v1/chat/completions", "/v1/completions", "/v1/sessions")
+_OF_TEXTS = ("/tokenize", "/detokenize")
 _PAUSES = {"loading": ("the model is being loaded", 5), "draining": ("the server is shutting down", 10)}
 
 
 class Admission:
-    """Counts the sequences that requests have asked for and not yet ended; one to tokenize counts as one. For one event
-    loop."""
+    """Counts the sequences that requests have asked for and not yet ended. For one event loop."""
 
-    def __init__(self, waiting: int, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`waiting`: sequences that may wait beside those that run; `most`: those of one request."""
-        self._waiting, self._most, self._clock = waiting, most, clock
+    def __init__(
+        self,
+        waiting: int,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+        of: str = "sequences (--max-queue)",
+    ) -> None:
+        """`waiting`: sequences that may wait beside those that run; `most`: those of one request. `of`: their name."""
+        self._waiting, self._most, self._clock, self._of = waiting, most, clock, of
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
         self.running = 0
         """Sequences that the engine runs at once; whoever has loaded it says so here."""
@@ -42,7 +47,7 @@ class Admission:
             raise InputError(f"{message}, not {held + sequences}", field="n")
         if self.open + sequences > self.running + self._waiting and self.open > held:
             self.refused += 1
-            message = f"too many requests: {self.open} sequences run or wait (--max-queue {self._waiting})"
+            message = f"too many requests: at most {self._waiting} {self._of} may wait, and {self.open} run or wait"
             raise APIError(429, message, code="overloaded", headers=retry_after(self.retry_after_s()))
         self.open += sequences
 
@@ -90,12 +95,18 @@ def claim(request: Request, sequences: int) -> None:
         ticket.widen_to(sequences)
 
 
+def note_encoded(request: Request) -> None:
+    """Have a request that made tokens of a text, or a text of tokens, count as served."""
+    request.scope.setdefault("state", {})["encoded"] = True
+
+
 class Gate:
     """Turns away what cannot be served now: 503 while there is no model, 429 while the queue is full."""
 
-    def __init__(self, app: ASGIApp, phase: Callable[[], str], admission: Admission) -> None:
-        """`phase` tells whether the server is "loading", "ready" or "draining"."""
-        self._app, self._phase, self._admission = app, phase, admission
+    def __init__(self, app: ASGIApp, phase: Callable[[], str], admission: Admission, texts: Admission) -> None:
+        """`phase` tells whether the server is "loading", "ready" or "draining". `texts` is for those to tokenize, of
+        which one thread does one at a time: a crowd of them is to keep out nobody else."""
+        self._app, self._phase, self._admission, self._texts = app, phase, admission, texts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -105,13 +116,15 @@ class Gate:
             error = APIError(503, why, code=self._phase(), headers=retry_after(seconds))
             await refuse(error, scope, receive, send)
         elif scope["path"].startswith(_QUEUED):
-            await self._admit(scope, receive, send)
+            await self._admit(self._admission, scope, receive, send)
+        elif scope["path"].startswith(_OF_TEXTS):
+            await self._admit(self._texts, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(self, admission: Admission, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            ticket = Ticket(self._admission)
+            ticket = Ticket(admission)
         except APIError as error:
             await refuse(error, scope, receive, send)
             return
@@ -120,4 +133,4 @@ class Gate:
         try:
             await self._app(scope, receive, send)
         finally:
-            ticket.close(served="tokens" in state)
+            ticket.close(served="tokens" in state or "encoded" in state)

@@ -13,6 +13,7 @@ from prolepsis.serve.answers import Head, details_of, json_response, new_head, u
 from prolepsis.serve.generation import Generation, News
 from prolepsis.serve.logprobs import ChatLogprobs, Spelling, chat_logprobs
 from prolepsis.serve.messages import messages_of
+from prolepsis.serve.presence import while_there
 from prolepsis.serve.sampling import sampling_params
 from prolepsis.serve.schemas import ChatBody
 from prolepsis.serve.state import State
@@ -64,8 +65,9 @@ async def create(body: ChatBody, request: Request, state: State) -> Response:
     llm = state.llm
     answering = answering_of(body, llm)
     params = _params(body, llm.max_context, answering)
-    prompt = await state.encode("messages", llm.encode_chat, messages_of(body.messages), answering.tools)
-    await state.compile(params.grammar)
+    encoding = state.encode("messages", llm.encode_chat, messages_of(body.messages), answering.tools)
+    prompt = await while_there(request, encoding)
+    await while_there(request, state.compile(params.grammar))
     generation = await Generation.begin(request, state, body, [prompt], params)
     spelling = Spelling(llm.tokenizer, params)
     if body.stream:

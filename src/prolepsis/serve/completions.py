@@ -14,6 +14,7 @@ from prolepsis.serve.admission import claim
 from prolepsis.serve.answers import Head, details_of, json_response, new_head, usage_of
 from prolepsis.serve.generation import Generation, News
 from prolepsis.serve.logprobs import Spelling, TextLogprobs, TextLogprobsWriter
+from prolepsis.serve.presence import while_there
 from prolepsis.serve.response_format import grammar_of
 from prolepsis.serve.sampling import sampling_params
 from prolepsis.serve.schemas import CompletionBody
@@ -39,9 +40,11 @@ async def create(body: CompletionBody, request: Request, state: State) -> Respon
     params = _params(body)
     llm = state.llm
     claim(request, _number(body.prompt) * params.samples)  # before anything is made of them
-    prompts = await state.encode("prompt", _encode, llm, body.prompt)
-    echoes = await state.encode("prompt", _decode, llm, prompts) if body.echo else [""] * len(prompts)
-    await state.compile(params.grammar)
+    prompts = await while_there(request, state.encode("prompt", _encode, llm, body.prompt))
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = await while_there(request, state.encode("prompt", _decode, llm, prompts))
+    await while_there(request, state.compile(params.grammar))
     generation = await Generation.begin(request, state, body, prompts, params)
     spelling = Spelling(llm.tokenizer, params)
     head = new_head("cmpl", "text_completion", state.model_name)

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import Request
-from starlette.types import Receive
 
 from prolepsis.engine.async_engine import Stream
 from prolepsis.engine.completion import Completion, Delta
@@ -16,7 +15,7 @@ from prolepsis.engine.stopping import FinishReason
 from prolepsis.serve.access_log import note_tokens
 from prolepsis.serve.admission import claim
 from prolepsis.serve.auth import tenant_of
-from prolepsis.serve.errors import APIError
+from prolepsis.serve.presence import while_there
 from prolepsis.serve.schemas import GenerationBody
 from prolepsis.serve.state import ServerState
 
@@ -107,15 +106,10 @@ class Generation:
 
     async def finish(self) -> list[Completion]:
         """Wait for the end of all. Raises APIError 499 once the client is gone."""
-        end, gone = asyncio.create_task(self._read_all()), asyncio.create_task(disconnected(self.request.receive))
         try:
-            await asyncio.wait((end, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not end.done():
-                raise APIError(499, "the client has gone")  # nobody reads it, but it may be logged
-            end.result()
+            await while_there(self.request, self._read_all())
         finally:
             self.close()
-            await ended(end, gone)
         return self.completions
 
     def close(self) -> None:
@@ -147,16 +141,3 @@ class Generation:
             raise item
         self._open -= item.finish_reason is not None
         return item
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return once the client is gone. Its body has been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def ended(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks and wait until they are done; what they raise is not told."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -141,7 +141,7 @@ class Live:
             max_context=None if engine is None else engine.llm.max_context,
             at=now if snapshot is None else snapshot.at,
             uptime_s=now - self._began,
-            refused=state.admission.refused,
+            refused=state.admission.refused + state.texts.refused,
             engine=snapshot,
             store=None if engine is None or engine.store is None else await asyncio.to_thread(_look_at, engine.store),
         )

@@ -14,7 +14,7 @@ from prolepsis.serve.state import ServerState
 def guarded(app: ASGIApp, state: ServerState) -> ASGIApp:
     """`app` behind all that `state.options` ask for. Who has no key costs no more than reading the headers."""
     options = state.options
-    app = Gate(app, lambda: state.phase, state.admission)
+    app = Gate(app, lambda: state.phase, state.admission, state.texts)
     app = BodyLimit(app, options.max_body, options.body_timeout, options.log_prompts)
     app = TimeLimit(app, options.request_timeout, state.requests)
     app = Auth(app, options.api_keys)

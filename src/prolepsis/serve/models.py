@@ -3,13 +3,15 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from prolepsis.engine.llm import LLM
 from prolepsis.errors import InputError
 from prolepsis.model.chat_template import encode_chat
+from prolepsis.serve.admission import note_encoded
 from prolepsis.serve.answers import json_response
 from prolepsis.serve.messages import messages_of
+from prolepsis.serve.presence import while_there
 from prolepsis.serve.schemas import DetokenizeBody, TokenizeBody
 from prolepsis.serve.state import ServerState, State
 from prolepsis.serve.tools import told_tools
@@ -58,10 +60,11 @@ def _model(state: ServerState) -> dict[str, Any]:
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, state: State) -> Response:
+async def tokenize(body: TokenizeBody, request: Request, state: State) -> Response:
     """Token ids of a text, or of a conversation as the model would read it."""
     state.require_model(body.model)
-    tokens = await state.encode(body.given, _tokens, state.llm, body)
+    tokens = await while_there(request, state.encode_in_turn(body.given, _tokens, state.llm, body))
+    note_encoded(request)
     return json_response({"count": len(tokens), "max_model_len": state.llm.max_context, "tokens": tokens})
 
 
@@ -75,10 +78,11 @@ def _tokens(llm: LLM, body: TokenizeBody) -> list[int]:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, state: State) -> Response:
+async def detokenize(body: DetokenizeBody, request: Request, state: State) -> Response:
     """The text of token ids, control tokens by name."""
     state.require_model(body.model)
-    text = await state.encode("tokens", _text, state.llm, body.tokens)
+    text = await while_there(request, state.encode_in_turn("tokens", _text, state.llm, body.tokens))
+    note_encoded(request)
     return json_response({"prompt": text})
 
 

@@ -22,6 +22,7 @@ from prolepsis.serve.answers import json_response
 from prolepsis.serve.auth import tenant_of
 from prolepsis.serve.errors import APIError, retry_after
 from prolepsis.serve.messages import messages_of
+from prolepsis.serve.presence import while_there
 from prolepsis.serve.schemas import RestoreBody, SessionBody
 from prolepsis.serve.state import ServerState, State
 from prolepsis.serve.tools import told_tools
@@ -35,10 +36,11 @@ async def save(body: SessionBody, request: Request, state: State) -> Response:
     """Keep a conversation, or a prompt; its K and V are computed if need be."""
     sessions, tenant = _sessions(state), tenant_of(request)
     _check_id(body.id)
-    tokens = await state.encode(body.given, _tokens, state.llm, body)
+    tokens = await while_there(request, state.encode(body.given, _tokens, state.llm, body))
     salt = tenant.cache_salt(body.cache_salt)
     try:
-        saved = await sessions.save(tenant.owner, body.id, body.messages or [], tokens, cache_salt=salt)
+        saving = sessions.save(tenant.owner, body.id, body.messages or [], tokens, cache_salt=salt)
+        saved = await while_there(request, saving)
     except CapacityError as error:
         raise APIError(503, str(error), code="no_room", headers=retry_after(10)) from error
     return json_response(_summary(saved.summary))

@@ -25,6 +25,7 @@ from prolepsis.serve.options import ServeOptions
 T = TypeVar("T")
 Phase = Literal["loading", "ready", "draining"]
 _SOON = retry_after(5)
+_WAITING_TEXTS = 16
 
 
 @dataclass(eq=False)
@@ -41,7 +42,9 @@ class ServerState:
     sessions: StoredSessions | None = None
     """Saved conversations, where there is a store."""
     admission: Admission = field(init=False)
-    """Who may wait."""
+    """Who may wait to be answered by the model."""
+    texts: Admission = field(init=False)
+    """Who may wait for the tokens of a text, or the text of tokens."""
     requests: OpenRequests = field(default_factory=OpenRequests)
     """Those that are being answered."""
     answers: AnswerCounts = field(default_factory=AnswerCounts)
@@ -55,14 +58,22 @@ class ServerState:
 
     compiler: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prolepsis-compiler"))
     """The one thread for grammars, of which the engine compiles one at a time."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.options.max_queue, self.options.max_sequences)
+        self.texts = Admission(_WAITING_TEXTS, 1, of="texts to tokenize")
+        self.texts.running = 1
 
     async def encode(self, field: str, function: Callable[..., T], *arguments: Any) -> T:
         """`function(*arguments)` in the thread of `encoder`; an InputError that names no field names `field`."""
         with blame(field):
             return await asyncio.get_running_loop().run_in_executor(self.encoder, partial(function, *arguments))
+
+    async def encode_in_turn(self, field: str, function: Callable[..., T], *arguments: Any) -> T:
+        """As `encode`, but only one at a time is queued there, so that chats pass what waits here."""
+        async with self._turn:
+            return await self.encode(field, function, *arguments)
 
     async def compile(self, grammar: Grammar | None) -> None:
         """Have the engine know a grammar, if there is one: to compile it takes up to seconds, in which others go on.

@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from prolepsis.engine.completion import Delta
 from prolepsis.serve.answers import Head, details_of, usage_of
 from prolepsis.serve.errors import as_api_error, log_failure
-from prolepsis.serve.generation import Generation, News, disconnected, ended
+from prolepsis.serve.generation import Generation, News
+from prolepsis.serve.presence import disconnected, ended
 
 SILENCE_S = 15.0
 """A comment is written after so many seconds without news, lest a proxy takes the connection for dead."""

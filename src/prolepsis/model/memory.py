@@ -9,16 +9,17 @@ from prolepsis.errors import InputError
 
 
 class _Files(NamedTuple):
-    """Of a control group: two files, and the field of memory.stat that counts cached files."""
+    """Of a control group: two files, and fields of memory.stat: cached files, and what of them lies in no file."""
 
     limit: str
     used: str
     cache: str
+    shared: str
 
 
 _CGROUP, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_VERSION_2 = _Files("memory.max", "memory.current", "file")
-_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+_VERSION_2 = _Files("memory.max", "memory.current", "file", "shmem")
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
 _UNLIMITED = 1 << 62
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -74,11 +75,11 @@ def _free_in_group() -> int:
 def _groups() -> Iterator[tuple[Path, _Files]]:
     """Where those groups would be; some are not there, as a container sees its own as the root."""
     try:
-        lines = _MEMBERSHIP.read_text().splitlines()
+        lines = _MEMBERSHIP.read_bytes().split(b"\n")  # names of groups may hold anything else
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for line in filter(None, lines):
+        _, controllers, path = os.fsdecode(line).split(":", 2)
         if not controllers:
             root, files = _CGROUP, _VERSION_2
         elif "memory" in controllers.split(","):
@@ -91,11 +92,12 @@ def _groups() -> Iterator[tuple[Path, _Files]]:
 
 
 def _left(directory: Path, files: _Files) -> int:
-    """What a group leaves; file cache counts as free, since it goes when memory is wanted."""
+    """What a group leaves; file cache counts as free, since it goes when memory is wanted: not so files in memory."""
     try:
         limit = int((directory / files.limit).read_text())
         used = int((directory / files.used).read_text())
         fields = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-        return max(limit - used + int(fields[files.cache]), 0)
+        cache = int(fields[files.cache]) - int(fields.get(files.shared, 0))
+        return max(limit - used + cache, 0)
     except (OSError, ValueError, KeyError):
         return _UNLIMITED

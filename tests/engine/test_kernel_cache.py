@@ -54,6 +54,21 @@ def test_what_another_process_uses_or_compiles_is_kept(kernels: Path, monkeypatc
     assert _left(kernels) == {OWN, OTHER, "notes"}
 
 
+def test_links_are_not_followed(kernels: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "sub").mkdir(parents=True)
+    (elsewhere / "sub" / "forward.nbi").write_bytes(b"x")
+    for path in (elsewhere / "sub" / "forward.nbi", elsewhere / "sub", elsewhere):
+        _age(path)
+    (kernels / ("a" * 16)).symlink_to(elsewhere)
+    (kernels / OTHER / "linked").symlink_to(elsewhere)
+    (kernels / OTHER / "linked.nbi").symlink_to(elsewhere / "sub" / "forward.nbi")
+    _age(kernels / OTHER)
+    remove_unused()
+    assert (elsewhere / "sub" / "forward.nbi").exists()
+    assert not (kernels / OTHER / "sub" / "forward.nbi").exists()
+
+
 def test_a_place_that_is_not_ours_is_left_alone(kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path / "elsewhere"))
     remove_unused()

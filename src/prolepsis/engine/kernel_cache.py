@@ -31,14 +31,15 @@ def remove_unused() -> None:
     """Remove what other installations compiled and no process has used for `UNUSED_S`.
 
     Directories stay: a process that is about to keep something in one would fail without it. A file that another is
-    about to load may go, it then compiles. Nothing is done where the place is not ours, but NUMBA_CACHE_DIR say.
+    about to load may go, it then compiles. Nothing is done where the place is not ours, but NUMBA_CACHE_DIR say,
+    and links are not followed.
     """
     own = Path(config.CACHE_DIR)
     if not _is_ours(own):
         return
     with suppress(OSError):  # another process does the same, or the place is another user's
         for directory in own.parent.iterdir():
-            if directory != own and _NAME.fullmatch(directory.name):
+            if directory != own and _NAME.fullmatch(directory.name) and not directory.is_symlink():
                 _empty_if_unused(directory)
 
 
@@ -47,7 +48,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _empty_if_unused(directory: Path) -> None:
-    files = [path for path in directory.rglob("*") if path.is_file()]
+    files = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
     if max(path.stat().st_mtime for path in (directory, *files)) < time.time() - UNUSED_S:
         for path in files:
             path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """Tiers from words."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from prolepsis.errors import InputError
 from prolepsis.model.memory import parse_size
@@ -15,6 +15,7 @@ from prolepsis.store.tiers import Tiers
 _FORMS = (
     "memory:SIZE, disk:DIRECTORY:SIZE, redis://HOST:PORT/NUMBER, or a URL that fsspec knows, s3://BUCKET/PREFIX say"
 )
+_OPTIONS = re.compile(r"[?#]")
 _REDIS = ("redis", "rediss", "unix")
 _PACKAGES = {
     "redis": "prolepsis[redis]",
@@ -77,8 +78,8 @@ def _open_url(url: str, scheme: str) -> Tier:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else "install the package"
         raise InputError(f"{name!r} needs a package that is not installed ({error}); {advice}") from error
-    except ValueError as error:
-        raise InputError(f"{name!r} is no tier of the store: {error}") from error
+    except (ValueError, TypeError) as error:  # fsspec's file systems take what they need as arguments
+        raise InputError(f"{name!r} is no tier of the store: {_reason(error, url)}") from error
 
 
 def _kind_of(scheme: str) -> Callable[[str, str], Tier]:
@@ -93,10 +94,21 @@ def _kind_of(scheme: str) -> Callable[[str, str], Tier]:
 
 
 def _without_secrets(url: str) -> str:
-    """A URL to be shown: no user, no password, no options."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.partition(":")[0] + ":"
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}" if "//" in url else url.rpartition("@")[2]
+    """A URL to be shown: no user, no password, no options. Passwords may hold what should have been escaped in them."""
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:
+        return url.rpartition("@")[2]
+    if scheme == "file":  # has no users
+        return url
+    place, options = _OPTIONS.split(rest, maxsplit=1) if _OPTIONS.search(rest) else (rest, "")
+    if "@" in options:  # is it a password that goes on, or an option?
+        return f"{scheme}://..."
+    return f"{scheme}://{place.rpartition('@')[2]}"
+
+
+def _reason(error: Exception, url: str) -> str:
+    """What `error` says, unless it quotes a part of a user or a password."""
+    hidden = url.partition("://")[2].rpartition("@")[0]
+    if any(part and part in str(error) for part in re.split(r"[:/?#@]", hidden)):
+        return "in a user or a password, write : / ? # and @ as %3A %2F %3F %23 and %40"
+    return str(error)

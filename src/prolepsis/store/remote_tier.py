@@ -183,7 +183,7 @@ def _check_s3(url: str) -> None:
     parts = urlsplit(url)
     if not parts.netloc:
         raise ValueError("it names no bucket")
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or (":" in parts.netloc and "@" in url):  # a slash in a password ends the netloc
         raise ValueError("credentials come from the environment or ~/.aws, not from the URL")
     if parts.query or parts.fragment:
         raise ValueError("a URL of S3 has no ? and no #: options come from the environment or ~/.config/fsspec")

@@ -188,7 +188,8 @@ def _restores(
             "kind": each.kind,
             "measured": bool(measured.fetched),
             "latency_s": each.latency,
-            "bytes_per_s": each.bandwidth,
+            # Measured, memory hands over what it has: nothing is copied.
+            "bytes_per_s": None if each.kind == "memory" and measured.fetched else each.bandwidth,
             "predictor": each.predictor,
             "restore_s": each.plan.restore_s,
             "recompute_s": each.plan.recompute_s,

@@ -104,12 +104,14 @@ def _restores(report: Report) -> Table:
         f"Computing goes at {report['prefill_tok_s']:,.0f} tokens a second here, measured on "
         f"{report['measured_tokens']:,}; of long contexts it is slower."
     )
+    if measured and any(each["kind"] == "disk" or each["tier"].startswith("file:") for each in report["restores"]):
+        table.caption += "\nFiles come from the system's file cache here; after a restart the disk is slower."
     for each in report["restores"]:
         table.add_row(
             escape(each["tier"]),
             each["predictor"],
             each["reason"].replace("_", " "),
-            f"{each['bytes_per_s'] / 1e6:,.0f}",
+            "-" if each["bytes_per_s"] is None else f"{each['bytes_per_s'] / 1e6:,.0f}",
             f"{each['latency_s'] * 1000:.3g} ms",
             _seconds(each["restore_s"]),
             _seconds(each["recompute_s"]),

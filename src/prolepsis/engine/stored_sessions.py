@@ -156,7 +156,7 @@ class StoredSessions:
                     raise _PartGoneError(
                         "a part of the session is gone from the store's tiers: try again, or give them more room"
                     )
-                if not self._store.tiers.put(key, session_manifest.pack(session), pinned=True).tiers:
+                if not self._store.tiers.put(key, session_manifest.pack(session), pinned=True, by_others=True).tiers:
                     raise CapacityError("no tier of the store has room for the session's manifest")
             except BaseException:
                 self._unpin(set(keys))
@@ -168,7 +168,7 @@ class StoredSessions:
         return session
 
     def _read(self, key: str) -> StoredSession | None:
-        found = self._store.tiers.get(key)
+        found = self._store.tiers.get(key, by_others=True)
         if found is None:
             return None
         try:
@@ -179,24 +179,32 @@ class StoredSessions:
             return None
 
     def _list(self, owner: str) -> Many[SessionSummary]:
-        self._refresh()
+        self._refresh(owner)
         with self._lock:
             mine = [summary for summary in self._known.values() if summary.owner == owner]
         return sorted(mine, key=lambda summary: summary.created, reverse=True)
 
-    def _refresh(self) -> None:
-        """Know the sessions that are there, those of other processes too, and forget those that others deleted."""
+    def _refresh(self, owner: str | None = None) -> None:
+        """Know the sessions that are there, those of other processes too, and forget those that others deleted.
+
+        owner: whose sessions are read again, where other processes may have saved others under their ids.
+        """
         tiers = self._store.tiers
         there = set(tiers.keys("session"))
         with self._lock:
-            unknown = there - self._known.keys()
-        read = {key: session.summary for key in unknown if (session := self._read(key)) is not None}
+            before = self._known.copy()
+        again = {key for key, summary in before.items() if tiers.shared and summary.owner == owner}
+        wanted = there & again | there - before.keys()
+        read = {key: session.summary for key in wanted if (session := self._read(key)) is not None}
         with self._lock:
             for key, summary in read.items():
-                if key not in self._known and tiers.locate(key) is not None:  # else it was deleted meanwhile
-                    self._known[key] = summary
-                    # Pins are missing where a process ended between two steps, or the index of a directory was lost.
-                    self._pin([key, *summary.keys])
+                known = self._known.get(key)
+                if summary == known or known is not before.get(key) or tiers.locate(key) is None:
+                    continue  # nothing new, or it was saved or deleted meanwhile
+                self._known[key] = summary
+                # Pins are missing where a process ended between two steps, or the index of a directory was lost.
+                self._pin([key, *summary.keys])
+                self._unpin(set() if known is None else set(known.keys))
             for key in self._known.keys() - there:
                 if tiers.lacks(key):
                     self._unpin(set(self._known.pop(key).keys))
@@ -212,7 +220,8 @@ class StoredSessions:
             deleted = tiers.delete(key)
             summary = self._known.pop(key, None)
             if summary is not None:
-                self._delete_segments(set(summary.keys), session)
+                others = () if session is None else session.summary.keys  # of what another process saved in its place
+                self._delete_segments({*summary.keys, *others}, session)
                 self._tell()
         if not deleted:
             raise TierError("a tier of the store failed to delete the session: try again")

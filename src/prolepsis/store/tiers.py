@@ -49,26 +49,37 @@ class Tiers:
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._promotions = Promotions(self._lock)
 
-    def put(self, key: str, data: bytes, pinned: bool = False, final: bool = False) -> Stored:
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may have the slowest tier, too."""
+        return any(tier.kind in ("redis", "remote") for tier in self._tiers[-1:])
+
+    def put(self, key: str, data: bytes, pinned: bool = False, final: bool = False, by_others: bool = False) -> Stored:
         """Write to every tier that has room. A tier that did not take it does not keep an older value either.
 
         pinned: as by `pin` afterwards. final: the key stands for the value, so an older one is as good, and stays.
+        by_others: they put other values under the key, or delete it, in a tier that is shared. Where the slowest is a
+        remote one, and takes the entry, no other keeps it: a copy would be seen here after what they do.
         """
         with self._lock(key):
             self._promotions.forget(key)
-            names = tuple(tier.name for tier in self._tiers if tier.put(key, data, final))
+            names = self._put_alone(key, data) if by_others else ()
+            names = names or tuple(tier.name for tier in self._tiers if tier.put(key, data, final))
             stored = Stored(names, pinned and self._pin(key))
         self._delete_stale()
         return stored
 
-    def get(self, key: str) -> Found | None:
-        """The entry, from the fastest tier that has it. Faster ones get it soon, unless too much waits for them."""
+    def get(self, key: str, by_others: bool = False) -> Found | None:
+        """The entry, from the fastest tier that has it. Faster ones get it soon, unless too much waits for them.
+
+        by_others: it was put so. A remote tier, where it is the slowest, is asked first, and nothing copied from it.
+        """
         with self._lock(key):
-            for place, tier in enumerate(self._tiers):
+            for tier, faster in self._to_read(by_others):
                 found = tier.get(key)
                 if found is not None:
                     data, seconds = found
-                    self._promotions.add(key, data, self._tiers[:place])
+                    self._promotions.add(key, data, faster)
                     return Found(data, tier.name, seconds)
         return None
 
@@ -143,6 +154,24 @@ class Tiers:
         self._promotions.close()
         for tier in self._tiers:
             tier.close()
+
+    def _remote(self) -> Sequence[WatchedTier]:
+        """The slowest tier, where it is a remote one."""
+        return [tier for tier in self._tiers[-1:] if tier.kind == "remote"]
+
+    def _to_read(self, by_others: bool) -> Iterator[tuple[WatchedTier, Sequence[WatchedTier]]]:
+        """Tiers in the order in which they are asked, each with those that get what it has."""
+        first = self._remote() if by_others else ()
+        yield from ((tier, ()) for tier in first)
+        rest = self._tiers[: len(self._tiers) - len(first)]
+        yield from ((tier, rest[:place]) for place, tier in enumerate(rest))
+
+    def _put_alone(self, key: str, data: bytes) -> tuple[str, ...]:
+        names = tuple(tier.name for tier in self._remote() if tier.put(key, data))
+        if names:
+            for tier in self._tiers[:-1]:
+                tier.delete(key)
+        return names
 
     def _pin(self, key: str) -> bool:
         return any(tier.pin(key) for tier in reversed(self._tiers))

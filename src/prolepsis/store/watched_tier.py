@@ -16,7 +16,7 @@ from prolepsis.store.tier import PinningTier, Tier
 
 _MOST_STALE = 100_000  # keys; with them some 20 MB of memory
 _TOLD_EVERY = 60.0  # seconds
-_SECRETS = re.compile(r"(?<=://)[^/\s]*@|\?\S*")  # of URLs: who asks, and signatures
+_SECRETS = re.compile(r"(?<=://)\S*@|\?\S*")  # of URLs: who asks, and signatures
 _DELETED_AT_ONCE = 8  # stale keys, with each put, so that no single call has to do them all
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ class WatchedTier:
     def name(self) -> str:
         """As the tier's."""
         return self._tier.name
+
+    @property
+    def kind(self) -> str:
+        """As the tier's."""
+        return self._tier.kind
 
     def put(self, key: str, data: bytes, final: bool = False) -> bool:
         """Whether the tier holds `data` now. If not, it holds nothing under `key`, as far as is seen from here.

@@ -196,6 +196,9 @@ def test_a_session_that_a_tier_may_keep_is_not_said_to_be_deleted(llm: LLM, monk
                     await sessions.delete("me", "x")
                 with pytest.raises(TierError, match="try again"):
                     await sessions.delete("me", "unknown")
+                with pytest.raises(TierError, match="try again"):
+                    await sessions.restore("me", "unknown")
+                assert await sessions.inspect("me", "x") is not None  # from the other tier
             away.failing = 0.0
             now[0] += LONGEST_PAUSE
             assert [summary.id for summary in await sessions.list("me")] == ["x"]

@@ -173,13 +173,16 @@ def test_what_is_stored_outlives_its_server_however_that_ends(
         assert other.chat(GOES_ON)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_a_delete_that_a_tier_may_undo_is_to_be_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def delete(*_: object) -> bool:
+def test_what_a_tier_away_may_have_is_to_be_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise TierError("a tier does not answer: try again")
 
     with serving(tiny, stores=("memory:64MiB",)) as server:
-        monkeypatch.setattr(server.state.sessions, "delete", delete)
-        answer = httpx.delete(server.url + "/v1/sessions/x")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "store_unavailable"
-    assert int(answer.headers["retry-after"]) > 0
+        for verb in ("inspect", "restore", "delete"):
+            monkeypatch.setattr(server.state.sessions, verb, fail)
+        url = server.url + "/v1/sessions/x"
+        answers = [httpx.get(url), httpx.post(url + "/restore"), httpx.delete(url)]
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "store_unavailable"
+        assert int(answer.headers["retry-after"]) > 0

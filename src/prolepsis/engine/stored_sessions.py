@@ -79,8 +79,11 @@ class StoredSessions:
                         raise
 
     async def inspect(self, owner: str, session_id: str) -> StoredSession | None:
-        """All that is kept of a session but its K and V; None where there is none of this id."""
-        return await asyncio.to_thread(self._read, key_of(owner, session_id))
+        """All that is kept of a session but its K and V; None where there is none of this id.
+
+        Raises TierError where it was not found, but a tier that does not answer may have it.
+        """
+        return await asyncio.to_thread(self._find, key_of(owner, session_id))
 
     async def restore(
         self, owner: str, session_id: str, *, cache_salt: str | None = None
@@ -89,7 +92,7 @@ class StoredSessions:
 
         cache_salt: of that request, by default the one that the session was saved with.
         The plan says what was restored; it is None where the pool had them. Returns None where there is no such
-        session. Raises SegmentError for one of another model.
+        session. Raises SegmentError for one of another model, and TierError as `inspect` does.
         """
         session = await self.inspect(owner, session_id)
         if session is None:
@@ -165,6 +168,12 @@ class StoredSessions:
             if before is not None:
                 self._unpin(set(before.keys))
             self._tell()
+        return session
+
+    def _find(self, key: str) -> StoredSession | None:
+        session = self._read(key)
+        if session is None:
+            self._require_answers(key)
         return session
 
     def _read(self, key: str) -> StoredSession | None:

@@ -7,7 +7,8 @@ POST   /v1/sessions/{id}/restore  bring its K and V into the pool, for a request
 DELETE /v1/sessions/{id}
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -56,7 +57,8 @@ async def list_(request: Request, state: State) -> Response:
 @router.get("/v1/sessions/{id_}")
 async def inspect(id_: str, request: Request, state: State) -> Response:
     """One of them, or 404."""
-    session = await _sessions(state).inspect(tenant_of(request).owner, _check_id(id_))
+    with _tiers_answer():
+        session = await _sessions(state).inspect(tenant_of(request).owner, _check_id(id_))
     if session is None:
         raise _unknown(id_)
     return json_response(_whole(session, state.llm))
@@ -67,7 +69,8 @@ async def restore(id_: str, request: Request, state: State, body: RestoreBody | 
     """Bring it back, as far as that is faster than computing it."""
     tenant = tenant_of(request)
     salt = tenant.cache_salt(body.cache_salt if body is not None else "")
-    found = await _sessions(state).restore(tenant.owner, _check_id(id_), cache_salt=salt)
+    with _tiers_answer():
+        found = await _sessions(state).restore(tenant.owner, _check_id(id_), cache_salt=salt)
     if found is None:
         raise _unknown(id_)
     session, plan = found
@@ -79,13 +82,20 @@ async def restore(id_: str, request: Request, state: State, body: RestoreBody | 
 @router.delete("/v1/sessions/{id_}")
 async def delete(id_: str, request: Request, state: State) -> Response:
     """Forget one, and what of its K and V no other session has."""
-    try:
+    with _tiers_answer():
         deleted = await _sessions(state).delete(tenant_of(request).owner, _check_id(id_))
-    except TierError as error:
-        raise APIError(503, str(error), code="store_unavailable", headers=retry_after(10)) from error
     if not deleted:
         raise _unknown(id_)
     return json_response({"id": id_, "object": "session", "deleted": True})
+
+
+@contextmanager
+def _tiers_answer() -> Iterator[None]:
+    """503 where a tier that may have the session does not."""
+    try:
+        yield
+    except TierError as error:
+        raise APIError(503, str(error), code="store_unavailable", headers=retry_after(10)) from error
 
 
 def _sessions(state: ServerState) -> StoredSessions:

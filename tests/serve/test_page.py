@@ -29,23 +29,27 @@ HOSTILE = (
     "```html\n<iframe src=http://example.com></iframe>\n```\n**<u>under</u>** `<i>`"
 )
 KEY = "a-key-of-the-test"
+WIDE = {"width": 1280, "height": 860}
 
 
 @dataclass
 class Visitor:
-    """Opens the page in browsers that have never seen it, and notes what goes wrong there and whom it asks."""
+    """Opens the page in browsers that have never seen it, and notes what goes wrong there and whom it asks.
+
+    `agrees`: what it says when the page asks something of it, as in `asked`.
+    """
 
     browser: Any
     troubles: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    agrees: bool = True
 
     def visit(self, url: str, **options: Any) -> Any:
-        context = self.browser.new_context(viewport={"width": 1280, "height": 860}, **options)
+        context = self.browser.new_context(viewport=WIDE, **options)
         context.set_default_timeout(30_000)
         page = context.new_page()
-        # Chromium itself logs every answer with a status of 400 and above.
-        page.on(
-            "console", lambda told: self.note(told.type == "error" and "responded with" not in told.text, told.text)
-        )
+        page.on("console", self.hear)
+        page.on("dialog", self.reply)
         page.on("pageerror", lambda error: self.note(True, str(error)))
         page.on("request", lambda asked: self.note(not asked.url.startswith(url), asked.url))
         page.goto(url)
@@ -54,6 +58,13 @@ class Visitor:
     def hear(self, told: Any) -> None:
         # Chromium itself logs every answer with a status of 400 and above.
         self.note(told.type == "error" and "responded with a status" not in told.text, told.text)
+
+    def reply(self, dialog: Any) -> None:
+        self.asked.append(dialog.message)
+        if self.agrees:
+            dialog.accept()
+        else:
+            dialog.dismiss()
 
     def note(self, is_trouble: bool, text: str) -> None:
         if is_trouble:
@@ -91,6 +102,8 @@ def the_page(the_visitor: Visitor, served: Served) -> Any:
 def visitor(the_visitor: Visitor) -> Iterator[Visitor]:
     """There must be no trouble."""
     the_visitor.troubles.clear()
+    the_visitor.asked.clear()
+    the_visitor.agrees = True
     yield the_visitor
     assert the_visitor.troubles == []
 
@@ -100,7 +113,9 @@ def page(the_page: Any, visitor: Visitor, served: Served) -> Any:
     """One page for all, as a new chat finds it: loading it takes longer than most tests."""
     served.ended.clear()
     the_page.unroute_all()
+    the_page.set_viewport_size(WIDE)
     the_page.click("#new-chat")
+    visitor.asked.clear()
     the_page.click("#reset-settings")
     the_page.fill("[name=seed]", "7")
     the_page.fill("[name=max_tokens]", "12")
@@ -309,6 +324,14 @@ def test_the_map_has_a_cell_for_every_block_or_says_how_many_share_one(page: Any
             assert told["rows"] * told["size"] <= 180
 
 
+def save(page: Any, name: str | None = None) -> None:
+    if name is not None:
+        page.fill("#session-name", name)
+    with page.expect_response(lambda answer: answer.request.method == "POST"):
+        page.click("#save")
+    expect(page.locator("#session-list")).not_to_have_attribute("aria-busy", "true")
+
+
 def test_a_session_is_saved_and_resumed_after_a_reload(page: Any, served: Served) -> None:
     ask(page, "One " * 300)
     page.fill("#session-name", "about ones")
@@ -328,11 +351,107 @@ def test_a_session_is_saved_and_resumed_after_a_reload(page: Any, served: Served
     assert served.ended[-1].cached_tokens > 300
     expect(page.locator("#tiers .tier .name")).to_have_text(["memory", "disk"])
     expect(page.locator("#store-text")).to_contain_text("×")
-    page.on("dialog", lambda dialog: dialog.accept())
     page.locator(".session").hover()
     page.get_by_role("button", name="Delete session about ones").click()
     expect(page.locator(".session")).to_have_count(0)
     expect(page.locator("#no-sessions")).to_be_visible()
+
+
+@pytest.fixture
+def names(page: Any, served: Served) -> Iterator[Any]:
+    """The names in the list of sessions, which are gone afterwards."""
+    yield page.locator(".session .name")
+    for session in httpx.get(f"{served.url}/v1/sessions").json()["data"]:
+        httpx.delete(f"{served.url}/v1/sessions/{session['id']}").raise_for_status()
+
+
+def test_no_session_is_replaced_by_another_chat_unasked(page: Any, names: Any, visitor: Visitor) -> None:
+    ask(page, "One")
+    save(page)
+    page.click("#new-chat")
+    ask(page, "One")
+    save(page)  # the same first question suggests the same name
+    expect(names).to_have_text(["One 2", "One"])
+    save(page, "mine")
+    page.reload()
+    expect(names).to_have_text(["mine", "One 2", "One"])
+    ask(page, "Two")
+    expect(page.locator("#session-name")).to_have_value("mine")
+    save(page)
+    expect(names).to_have_text(["mine", "One 2", "One"])
+    assert visitor.asked == []
+    visitor.agrees = False
+    page.fill("#session-name", "One")
+    page.click("#save")
+    expect(page.locator("#session-list")).not_to_have_attribute("aria-busy", "true")
+    assert visitor.asked == ["Replace the session “One” by this chat?"]
+    expect(page.locator("#notice")).to_contain_text("Nothing was saved")
+    expect(names).to_have_text(["mine", "One 2", "One"])
+    visitor.agrees = True
+    save(page)
+    expect(names).to_have_text(["One", "mine", "One 2"])
+
+
+def test_no_chat_is_dropped_unasked_but_one_that_is_saved(page: Any, names: Any, visitor: Visitor) -> None:
+    ask(page, "One")
+    save(page)
+    visitor.agrees = False
+    ask(page, "Two")
+    page.reload()
+    before = kept_turns(page)
+    page.click("#new-chat")
+    page.locator(".session .resume").click()
+    expect(page.locator("#session-list")).not_to_have_attribute("aria-busy", "true")
+    assert visitor.asked == ["This chat has turns that are not saved. Drop them?"] * 2
+    assert kept_turns(page) == before
+    save(page)
+    page.click("#new-chat")
+    expect(page.locator(".question")).to_have_count(0)
+    page.locator(".session .resume").click()
+    expect(page.locator(".question")).to_have_count(2)
+    assert len(visitor.asked) == 2
+    visitor.agrees = True
+    page.locator(".session").hover()
+    page.get_by_role("button", name="Delete session One").click()
+    expect(names).to_have_count(0)
+    visitor.agrees = False
+    page.click("#new-chat")  # it is nowhere else now
+    expect(page.locator(".question")).to_have_count(2)
+    visitor.agrees = True
+
+
+def test_the_focus_is_not_lost_where_a_button_is_gone(page: Any, names: Any) -> None:
+    ask(page, "One")
+    for name in ("first", "second", "third"):
+        page.fill("#session-name", name)
+        page.locator("#save").focus()
+        page.keyboard.press("Enter")
+        expect(names.first).to_have_text(name)
+        expect(page.locator("#save")).to_be_focused()
+    for name, then in (("second", "first"), ("first", "third")):
+        page.get_by_role("button", name=f"Delete session {name}").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name=f"Delete session {then}")).to_be_focused()
+    page.locator(".session .resume").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_focused()
+    expect(page.locator("#session-list")).not_to_have_attribute("aria-busy", "true")
+    page.get_by_role("button", name="Delete session third").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#new-chat")).to_be_focused()
+
+
+def test_a_resumed_chat_can_be_gone_on_with_on_a_narrow_screen(page: Any, names: Any) -> None:
+    ask(page, "One")
+    save(page)
+    page.set_viewport_size({"width": 360, "height": 720})
+    page.get_by_role("button", name="Sessions", exact=True).click()
+    page.locator(".session .resume").click()
+    expect(page.locator("#notice")).to_contain_text("Resumed")
+    page.click("#question")
+    notice, field = (page.locator(name).bounding_box() for name in ("#notice", ".field"))
+    assert page.locator("#question").bounding_box()["height"] > 20
+    assert notice["y"] + notice["height"] <= field["y"]
 
 
 def test_a_session_that_another_client_saved_is_resumed_whole_or_not_at_all(page: Any, served: Served) -> None:
@@ -359,7 +478,6 @@ def test_a_session_that_another_client_saved_is_resumed_whole_or_not_at_all(page
     page.get_by_role("button", name="Sessions", exact=True).click()
     page.locator(".session[data-id=calls] .resume").click()
     expect(page.locator("#notice")).to_contain_text("has tool calls")
-    page.set_viewport_size({"width": 1280, "height": 860})
     for name in sessions:
         httpx.delete(f"{served.url}/v1/sessions/{name}").raise_for_status()
     page.click("#new-chat")
@@ -399,6 +517,7 @@ def test_the_keyboard_is_enough(page: Any) -> None:
             break
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_focused()
     expect(page.locator(".answer")).to_have_count(1)
     expect(page.locator(".answer .foot")).to_contain_text("to first token")
 
@@ -413,7 +532,6 @@ def test_a_narrow_screen_shows_one_view_at_a_time(page: Any) -> None:
     page.get_by_role("button", name="Sessions", exact=True).click()
     page.click("#new-chat")
     expect(page.locator("#question")).to_be_focused()
-    page.set_viewport_size({"width": 1280, "height": 860})
 
 
 def test_a_key_is_asked_for_and_forgotten_with_the_tab(visitor: Visitor, tiny: Path) -> None:

@@ -13,6 +13,7 @@ export class Chat {
     this.hooks = hooks;
     this.turns = []; // {role, content} as the API has them; answers also have statistics
     this.running = null; // the AbortController of the answer being written
+    this.unsaved = false; // whether something was said since it was saved or loaded
     this.messages = byId("messages");
     this.scroller = byId("scroller");
     this.messages.addEventListener("click", (event) => {
@@ -39,6 +40,7 @@ export class Chat {
     this.stop();
     this.restored = restored;
     this.turns = turns;
+    this.unsaved = false;
     this.redraw();
   }
 
@@ -81,6 +83,7 @@ export class Chat {
   async again() {
     this.takeBack("assistant");
     this.redraw();
+    byId("question").focus(); // the button is gone
     await this.answer();
   }
 
@@ -108,6 +111,7 @@ export class Chat {
     const history = this.history();
     const turn = { role: "assistant", content: "", statistics: {} };
     this.turns.push(turn);
+    this.unsaved = true;
     const view = this.newAnswer();
     this.mark();
     this.follows = true;

@@ -16,7 +16,10 @@ export class Composer {
     this.field.addEventListener("keydown", (event) => this.key(event));
     this.field.addEventListener("input", () => this.refresh());
     byId("stop").addEventListener("click", () => this.stop());
-    byId("cancel-edit").addEventListener("click", () => this.endEdit());
+    byId("cancel-edit").addEventListener("click", () => {
+      this.endEdit();
+      this.field.focus();
+    });
     document.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
       if (this.chat.running) this.stop();
@@ -78,6 +81,7 @@ export class Composer {
     byId("stop").hidden = !running;
     byId("send").disabled = this.field.value.trim() === "";
     this.field.style.height = "auto";
-    this.field.style.height = `${Math.min(200, this.field.scrollHeight)}px`;
+    const { scrollHeight } = this.field; // 0 while the view is hidden
+    if (scrollHeight) this.field.style.height = `${Math.min(200, scrollHeight)}px`;
   }
 }

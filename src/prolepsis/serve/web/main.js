@@ -29,12 +29,12 @@ const chat = new Chat({
   edit: (text) => composer.edit(text),
   changed: () => {
     composer?.refresh();
-    sessions?.offerSave();
+    sessions?.chatChanged();
   },
 });
 composer = new Composer(chat);
 sessions = new Sessions(chat, { needKey, showChat: () => go("chat") });
-sessions.offerSave();
+sessions.chatChanged();
 startViews();
 connect();
 
@@ -72,6 +72,7 @@ function go(view) {
   for (const button of document.querySelectorAll("[data-go]")) {
     button.setAttribute("aria-pressed", String(button.dataset.go === view));
   }
+  composer.refresh();
   engine.redraw();
 }
 

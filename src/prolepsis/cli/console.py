@@ -31,7 +31,7 @@ MemoryOption = Annotated[
     str | None,
     typer.Option(
         help="Memory for the KV cache, e.g. 512MiB or 2GiB, taken as it is first used. Default: a quarter of what is "
-        "free, or what 64 longest sequences take if that is less."
+        "free, or what 64 longest sequences (serve: --max-running) take if that is less."
     ),
 ]
 DtypeOption = Annotated[

@@ -180,7 +180,7 @@ def _require_plot(path: Path) -> None:
     if path.suffix.lower() not in _PLOTS:
         raise InputError(f"--plot: {path} must end in {', '.join(_PLOTS[:-1])} or {_PLOTS[-1]}")
     if find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install 'prolepsis[bench]'")
+        raise InputError("--plot needs matplotlib: pip install 'prolepsis[bench]' ('.[bench]' in a checkout)")
     require_writable(path)
 
 

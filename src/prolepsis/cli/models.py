@@ -12,7 +12,7 @@ def pull(model: ModelArgument = DEFAULT_MODEL) -> None:
 
 
 def warmup(model: ModelArgument = DEFAULT_MODEL, threads: ThreadsOption = None) -> None:
-    """Compile every kernel for this CPU, so that no later command has to."""
+    """Compile every kernel for this CPU but those of --kv-evict, so that no later command has to."""
     llm = load(model, threads=threads)
     warm_up(llm)
     note("all kernels are compiled")

@@ -61,7 +61,9 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="Keys, one a line.", rich_help_panel=_ACCESS)] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys, one a line, and #comments.", rich_help_panel=_ACCESS)
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Name that the server goes by, besides localhost; may repeat.", rich_help_panel=_ACCESS),

@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(state: State) -> dict[str, str]:
-    """200 once requests can be answered, 503 before, while the server shuts down, and once the engine has failed."""
+    """200 once requests can be answered, 503 before, and once the engine has failed."""
     state.require_ready()
     return {"status": state.phase}
 

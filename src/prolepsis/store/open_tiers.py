@@ -17,11 +17,11 @@ _FORMS = (
 )
 _OPTIONS = re.compile(r"[?#]")
 _REDIS = ("redis", "rediss", "unix")
-_PACKAGES = {
-    "redis": "prolepsis[redis]",
-    "rediss": "prolepsis[redis]",
-    "unix": "prolepsis[redis]",
-    "s3": "prolepsis[s3]",
+_EXTRAS = {
+    "redis": "redis",
+    "rediss": "redis",
+    "unix": "redis",
+    "s3": "s3",
 }
 
 
@@ -75,8 +75,8 @@ def _open_url(url: str, scheme: str) -> Tier:
     try:
         return _kind_of(scheme)(url, name)
     except ImportError as error:
-        package = _PACKAGES.get(scheme)
-        advice = f"pip install '{package}'" if package else "install the package"
+        extra = _EXTRAS.get(scheme)
+        advice = f"pip install 'prolepsis[{extra}]' ('.[{extra}]' in a checkout)" if extra else "install the package"
         raise InputError(f"{name!r} needs a package that is not installed ({error}); {advice}") from error
     except (ValueError, TypeError) as error:  # fsspec's file systems take what they need as arguments
         raise InputError(f"{name!r} is no tier of the store: {_reason(error, url)}") from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ class Served:
         """Until so many have ended since `ended` was cleared."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.ended) >= completions, PATIENCE_S)
+
+    def wait_until_nothing_is_open(self) -> None:
+        """Until every request is off the books, which is after its answer has come."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.state.requests or self.state.admission.open or self.state.texts.open:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def within(self, function: Callable[[], Any]) -> Any:
         """What `function` returns in the engine's thread, between two passes."""

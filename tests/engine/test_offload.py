@@ -44,6 +44,14 @@ def no_thread_is_left() -> Iterator[None]:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("prolepsis-store")] == []
 
 
+async def stored_and_forgotten(engine: AsyncEngine, llm: LLM) -> list[int]:
+    """What follows PROMPT, of which the store has all K and V afterwards, and the pool none."""
+    first, _ = await tokens_of(engine, PROMPT)
+    assert await engine.flush(60)
+    await engine.call(lambda: forget(llm))
+    return first
+
+
 def test_a_prompt_is_restored_in_another_process_to_the_same_bits(llm: LLM, tiers: Tiers) -> None:
     async def work() -> None:
         store = KVStore(llm, tiers)
@@ -175,9 +183,7 @@ def test_damaged_bytes_are_counted_deleted_and_computed_again(llm: LLM, segment:
     async def work() -> None:
         store = KVStore(llm, tiers)
         async with AsyncEngine(llm, store) as engine:
-            first, _ = await tokens_of(engine, PROMPT)
-            assert await engine.flush(60)
-            await engine.call(lambda: forget(llm))
+            first = await stored_and_forgotten(engine, llm)
             name = store.names([*PROMPT, *first[:-1]], "")[segment]
             data = bytearray(tier.get(name.key) or b"")
             data[DRAW.randrange(len(data))] ^= 0x10
@@ -232,9 +238,7 @@ def test_a_tier_that_does_not_answer_costs_a_bounded_wait(llm: LLM, monkeypatch:
     async def work() -> None:
         store = KVStore(llm, Tiers([tier]))
         async with AsyncEngine(llm, store) as engine:
-            first, _ = await tokens_of(engine, PROMPT)
-            assert await engine.flush(60)
-            await engine.call(lambda: forget(llm))
+            first = await stored_and_forgotten(engine, llm)
             monkeypatch.setattr("prolepsis.engine.restorer._SHORTEST_WAIT", 0.05)
             monkeypatch.setattr(Planner, "prefill_s", 1e-9)
             monkeypatch.setattr(Planner, "skip_look_up", lambda *_: None)
@@ -304,9 +308,7 @@ def test_what_is_computed_sooner_than_asked_for_is_not_asked_for(llm: LLM, monke
     async def work() -> None:
         store = KVStore(llm, Tiers([tier]))
         async with AsyncEngine(llm, store) as engine:
-            first, _ = await tokens_of(engine, PROMPT)
-            assert await engine.flush(60)
-            await engine.call(lambda: forget(llm))
+            first = await stored_and_forgotten(engine, llm)
             monkeypatch.setattr(Planner, "prefill_s", 1e-9)
             tier.threads.clear()
             stream = engine.generate(PROMPT, GREEDY)
@@ -394,9 +396,7 @@ def test_an_unforeseen_error_costs_a_computation_and_is_told(
         store = KVStore(llm, tiers)
         monkeypatch.setattr(PayloadCodec, method, fail)
         async with AsyncEngine(llm, store) as engine:
-            first, _ = await tokens_of(engine, PROMPT)
-            assert await engine.flush(60)
-            await engine.call(lambda: forget(llm))
+            first = await stored_and_forgotten(engine, llm)
             assert await tokens_of(engine, PROMPT) == (first, 0)
             assert await engine.flush(60)
             failures = store.statistics().failures
@@ -415,9 +415,7 @@ def test_a_request_that_is_cancelled_while_it_is_restored_leaves_nothing(llm: LL
     async def work() -> None:
         store = KVStore(llm, Tiers([tier]))
         async with AsyncEngine(llm, store) as engine:
-            first, _ = await tokens_of(engine, PROMPT)
-            assert await engine.flush(60)
-            await engine.call(lambda: forget(llm))
+            first = await stored_and_forgotten(engine, llm)
             tier.free.clear()
             tier.asked.clear()
             samples = engine.generate_samples(PROMPT, replace(GREEDY, n=2, temperature=1.0, seed=1))
